@@ -202,14 +202,16 @@ class Answers:
     comparisons: tuple[Comparison, ...]
 
 
-def make_point(budget: float, runs: Sequence[Run], price: float | None = None) -> Point:
-    """Return the runs of a budget, at least one; `price` in dollars an hour of this system."""
+def make_point(
+    budget: float, runs: Sequence[Run], price: float | None = None, resolution: float = 0.0
+) -> Point:
+    """Return the runs of a budget, at least one; `price` in dollars an hour, `resolution` of a quality."""
     seconds = [run.end.seconds for run in runs]
     return Point(
         budget=budget,
         samples=runs[0].end.samples,
         seconds=intervals.mean(seconds),
-        quality=intervals.mean([run.end.quality for run in runs], most=1.0),
+        quality=intervals.mean([run.end.quality for run in runs], most=1.0, resolution=resolution),
         cost=None if price is None else intervals.mean([end / 3600 * price for end in seconds]),
         runs=tuple(runs),
     )
@@ -261,13 +263,14 @@ def qualities_at(curve: Curve, moments: Sequence[float]) -> np.ndarray:
     return np.where(is_known.any(axis=0), chosen, math.nan)
 
 
-def quality_at(curve: Curve, seconds: float) -> Value:
+def quality_at(curve: Curve, seconds: float, resolution: float = 0.0) -> Value:
     """Return the best quality within a time; nothing before the first evaluation."""
     values = qualities_at(curve, [seconds])[:, 0].tolist()
     if math.isnan(values[0]):
         return Value()
     bound: Bound = "at least" if seconds > curve.mean.times[-1] else ""
-    return Value(estimate=intervals.mean(values, most=1.0), bound=bound, values=tuple(values))
+    estimate = intervals.mean(values, most=1.0, resolution=resolution)
+    return Value(estimate=estimate, bound=bound, values=tuple(values))
 
 
 def times_faster(first: Value, other: Value) -> Value:
@@ -284,11 +287,26 @@ def times_faster(first: Value, other: Value) -> Value:
     return Value(estimate=Estimate(value=ratio.value, interval=ratio.interval), detectable=ratio.detectable)
 
 
-def compare_pair(one: Curve, other: Curve, resolution: float = 0.0) -> Comparison:
-    """Compare two curves at the ends of their budgets, from the later first evaluation on.
+def compare_pairs(pairs: Sequence[tuple[Curve, Curve]], resolution: float = 0.0) -> list[Comparison]:
+    """Compare the curves of each pair at the ends of their budgets, from the later first evaluation on.
 
-    Pairs are of the seeds that all budgets of both have. `resolution` is the step of a quality.
+    Holm's correction is for all times of all pairs. `resolution` is the step of a quality.
     """
+    gaps = [paired_gaps(*pair) for pair in pairs]
+    families = [values for moments in gaps for values in moments.values()]
+    differences = iter(intervals.paired_family(families, resolution))
+    return [
+        Comparison(
+            one=one.configuration,
+            other=other.configuration,
+            gaps=tuple(Gap(seconds=moment, difference=next(differences)) for moment in moments),
+        )
+        for (one, other), moments in zip(pairs, gaps, strict=True)
+    ]
+
+
+def paired_gaps(one: Curve, other: Curve) -> dict[float, np.ndarray]:
+    """Return the differences of quality by time, of the seeds that all budgets of both curves have."""
     ends = sorted({*one.mean.times, *other.mean.times})
     rows = [
         {runs[0].seed: row for row, runs in enumerate(curve.seeds) if len({run.seed for run in runs}) == 1}
@@ -299,18 +317,8 @@ def compare_pair(one: Curve, other: Curve, resolution: float = 0.0) -> Compariso
         qualities_at(curve, ends)[[of_seed[seed] for seed in shared]]
         for curve, of_seed in zip((one, other), rows, strict=True)
     )
-    gaps = above - below
-    is_known = ~np.isnan(gaps).any(axis=0) & bool(shared)
-    moments = list(itertools.compress(ends, is_known))
-    differences = intervals.paired_family(gaps[:, is_known].T, resolution)
-    return Comparison(
-        one=one.configuration,
-        other=other.configuration,
-        gaps=tuple(
-            Gap(seconds=moment, difference=difference)
-            for moment, difference in zip(moments, differences, strict=True)
-        ),
-    )
+    gaps = dict(zip(ends, (above - below).T, strict=True))
+    return {moment: values for moment, values in gaps.items() if shared and not np.isnan(values).any()}
 
 
 def find_crossings(one: Curve, other: Curve, gaps: Sequence[Gap]) -> Iterator[Crossing]:
@@ -326,7 +334,7 @@ def find_crossings(one: Curve, other: Curve, gaps: Sequence[Gap]) -> Iterator[Cr
         start, end = gaps[first - 1].seconds, gaps[first].seconds
         seconds = start + (end - start) * low / (low - high)
         leader, behind = (one, other) if sign > 0 else (other, one)
-        method = f"paired differences exclude 0 at both ends, Holm over {len(gaps)} times"
+        method = "paired differences exclude 0 at both ends, Holm over all times of all pairs"
         yield Crossing(
             leader=leader.configuration,
             other=behind.configuration,
@@ -347,7 +355,7 @@ def compare_curves(
     levels = sorted({target, *(point.quality.value for point in first.points)})
     moments = sorted({*first.mean.times, *(curve.mean.times[-1] for curve in others)})
     pairs = list(itertools.combinations(curves, 2))
-    comparisons = [compare_pair(*pair, resolution) for pair in pairs]
+    comparisons = compare_pairs(pairs, resolution)
     crossings = (
         find_crossings(*pair, comparison.gaps) for pair, comparison in zip(pairs, comparisons, strict=True)
     )
@@ -359,7 +367,7 @@ def compare_curves(
         equal_time=tuple(
             Moment(
                 seconds=moment,
-                quality={curve.configuration: quality_at(curve, moment) for curve in curves},
+                quality={curve.configuration: quality_at(curve, moment, resolution) for curve in curves},
             )
             for moment in moments
         ),

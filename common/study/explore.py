@@ -13,7 +13,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from common.evidence.records import finite, printable
 from common.evidence.report import link
 from common.evidence.score import BASELINE, NOTES, run_of
 from common.repository import benchmarks, configurations
+from common.study.compare.comparison import resolution_of
 from common.study.points import Points
 from common.study.prices import Price
-from common.study.ranking import bound_cells
+from common.study.ranking import bound_cells, bound_qualities, bound_times
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_POINTS = 200  # of a run's curve; longer ones are thinned
@@ -114,19 +115,23 @@ def page_data(
 
 
 def add_bounds(cells: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """Give each cell the bounds of its mean minutes, of whole runs and without their evaluations."""
+    """Give each cell the bounds of its mean quality and minutes, of whole runs and without evaluations."""
     of_cell = [row["cell"] for row in rows]
-    clocks: dict[str, list[float | None]] = {"run": [], "training": []}
+    columns: dict[str, list[float | None]] = {"run": [], "training": [], "quality": []}
     for row in rows:
-        minutes, evaluation = row["minutes"], row["evaluation"]
-        if row["status"] > ENDED or row["quality"] is None:
-            minutes = None
-        clocks["run"].append(minutes)
-        clocks["training"].append(None if None in (minutes, evaluation) else minutes - evaluation)
-    for clock, counted in clocks.items():
-        for shared, bounds in zip(cells, bound_cells(cells, of_cell, counted), strict=True):
+        minutes, evaluation, quality = row["minutes"], row["evaluation"], row["quality"]
+        if row["status"] > ENDED or quality is None or minutes is None:
+            minutes = quality = None
+        training = None if None in (minutes, evaluation) else minutes - evaluation
+        columns["run"].append(minutes or None)
+        columns["training"].append(training if training and training > 0 else None)
+        columns["quality"].append(quality)
+    steps = {number: shared["quality_step"] for number, shared in enumerate(cells)}
+    for name, counted in columns.items():
+        bound = partial(bound_qualities, steps=steps) if name == "quality" else bound_times
+        for shared, bounds in zip(cells, bound_cells(cells, of_cell, counted, bound), strict=True):
             limits = bounds and [round(value, 5) for value in bounds]
-            shared.setdefault("bounds", {})[clock] = limits
+            shared.setdefault("bounds", {})[name] = limits
 
 
 def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> dict[str, Any]:
@@ -148,6 +153,7 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
         "target": log.target if math.isfinite(log.target) else None,
+        "quality_step": resolution_of(log),
         "trains_on": log.is_study,
         "settings": [lines[line] for line in log.settings],
     }
@@ -190,6 +196,7 @@ def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, An
         "duration": "",
         "budget": None,
         "target": points.target,
+        "quality_step": 0.0,
         "trains_on": False,
         "settings": [lines[f"source: {printable(points.source, 300)}"]],
     }

@@ -1,13 +1,15 @@
-"""Bounds of the mean times of recipes, which hold together however many are compared.
+"""Bounds of the mean times and qualities of recipes, which hold together however many are compared.
 
-The least mean of many recipes is that of a lucky one. Ranked are the bounds that each mean stays below: all
-hold at once with 95 % probability (Bonferroni over the recipes of a benchmark and size), so that two lucky
-runs do not lead. One recipe is shown to be faster than another where its upper bound is below the other's
-lower one.
+The best mean of many recipes is that of a lucky one, and the least spread that of a recipe whose runs lie
+close by luck. So the recipes of a benchmark and size share one spread, all bounds hold at once with 95 %
+probability (Bonferroni), and a recipe is ranked by the worse of its bounds. One is shown to be better than
+another where their bounds are apart.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA
@@ -17,26 +19,46 @@ Bounds = tuple[float, float]
 
 def bound_times(recipes: Mapping[int, Sequence[float]]) -> dict[int, Bounds]:
     """Return low and high of the geometric mean of each recipe's times; one with a single run has none."""
-    bounds = {}
-    known = {number: times for number, times in recipes.items() if len(times) > 1}
-    for number, times in known.items():
-        if interval := intervals.student_of_logs(times, 1 - ALPHA / len(known)):
-            bounds[number] = interval.low, interval.high
-    return bounds
+    logs = {number: [math.log(time) for time in times] for number, times in recipes.items()}
+    return {number: (math.exp(low), math.exp(high)) for number, (low, high) in bound_means(logs, {}).items()}
+
+
+def bound_qualities(recipes: Mapping[int, Sequence[float]], steps: Mapping[int, float]) -> dict[int, Bounds]:
+    """Return low and high of the mean of each recipe's qualities; `steps` are what they are rounded to."""
+    bounds = bound_means(recipes, steps)
+    return {number: (max(low, 0.0), min(high, 1.0)) for number, (low, high) in bounds.items()}
+
+
+def bound_means(recipes: Mapping[int, Sequence[float]], steps: Mapping[int, float]) -> dict[int, Bounds]:
+    """Bound the means of recipes with two runs or more, from their pooled spread."""
+    known = {number: values for number, values in recipes.items() if len(values) > 1}
+    freedom = sum(len(values) - 1 for values in known.values())
+    if not freedom:
+        return {}
+    squares = sum(
+        (len(values) - 1) * intervals.deviation(values, steps.get(number, 0.0)) ** 2
+        for number, values in known.items()
+    )
+    reach = intervals.student_t(freedom, 1 - ALPHA / len(known)) * math.sqrt(squares / freedom)
+    halves = {number: reach / math.sqrt(len(values)) for number, values in known.items()}
+    return {n: (fmean(values) - halves[n], fmean(values) + halves[n]) for n, values in known.items()}
 
 
 def bound_cells(
-    cells: Sequence[Mapping[str, object]], numbers: Sequence[int], minutes: Sequence[float | None]
+    cells: Sequence[Mapping[str, object]],
+    numbers: Sequence[int],
+    values: Sequence[float | None],
+    bound: Callable[[Mapping[int, Sequence[float]]], dict[int, Bounds]],
 ) -> list[Bounds | None]:
-    """Return the bounds of each cell in minutes; of its runs, by cell number, those with minutes count.
+    """Return the bounds of each cell; of its runs, by cell number, those with a value count.
 
     Cells are compared within their benchmark and size.
     """
     groups: dict[object, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, value in zip(numbers, minutes, strict=True):
-        if value is not None and value > 0:
+    for number, value in zip(numbers, values, strict=True):
+        if value is not None:
             groups[cells[number]["benchmark"], cells[number]["size"]][number].append(value)
     bounds: dict[int, Bounds] = {}
     for recipes in groups.values():
-        bounds |= bound_times(recipes)
+        bounds |= bound(recipes)
     return [bounds.get(number) for number in range(len(cells))]

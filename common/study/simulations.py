@@ -21,7 +21,7 @@ from common.study.ablation.factorial import design, interaction
 from common.study.ablation.measurements import Measurements, test_contrasts
 from common.study.ablation.switches import State
 from common.study.curves import Curve, Evaluation, Point, Run
-from common.study.ranking import bound_times
+from common.study.ranking import bound_qualities, bound_times
 
 NUM_STUDIES = 2000
 NUM_TURNS = 9
@@ -29,6 +29,7 @@ BUDGETS = np.array([0.15, 0.3, 0.5, 0.75, 1.0])
 SHARES = np.arange(1, 7) / 6  # of a run, where it is evaluated
 WHOLE_S = 60.0
 WRONG, HELD, FOUND = "false positives", "coverage", "found"
+NUM_IMAGES = 360  # that a quality is measured on
 TIME_SPREAD, QUALITY_SPREAD = 0.05, 0.008  # of a run's logarithmic time; of a measured quality
 
 
@@ -144,7 +145,8 @@ def false_crossings(
     """Yield whether two curves that do not cross seem to."""
     ones, others = (simulate_curves(truth, num_seeds, generator) for truth in (one, other))
     for first, second in zip(ones, others, strict=True):
-        yield any(curves.find_crossings(first, second, curves.compare_pair(first, second).gaps))
+        (compared,) = curves.compare_pairs([(first, second)])
+        yield any(curves.find_crossings(first, second, compared.gaps))
 
 
 def false_leads(
@@ -153,7 +155,8 @@ def false_leads(
     """Yield whether one of two equal curves is shown to be ahead at some time."""
     ones, others = (simulate_curves(truth, num_seeds, generator, num_images=num_images) for _ in range(2))
     for first, second in zip(ones, others, strict=True):
-        yield any(gap.sign for gap in curves.compare_pair(first, second, 1 / num_images).gaps)
+        (compared,) = curves.compare_pairs([(first, second)], 1 / num_images)
+        yield any(gap.sign for gap in compared.gaps)
 
 
 def ablations(
@@ -223,11 +226,17 @@ def false_gains(num_switches: int, generator: np.random.Generator) -> Iterator[b
         yield min(intervals.holm(p_values)) < ALPHA
 
 
-def false_leaders(num_recipes: int, num_runs: int, generator: np.random.Generator) -> Iterator[bool]:
-    """Yield whether one of many equal recipes is shown to be faster than another."""
-    times = np.exp(0.15 * generator.standard_normal((NUM_STUDIES, num_recipes, num_runs)))
-    for study in times.tolist():
-        bounds = bound_times(dict(enumerate(study))).values()
+def false_leaders(
+    figure: str, num_recipes: int, num_runs: int, generator: np.random.Generator
+) -> Iterator[bool]:
+    """Yield whether one of many equal recipes is shown to be faster, or to end at a higher accuracy."""
+    noise = generator.standard_normal((NUM_STUDIES, num_recipes, num_runs))
+    qualities = np.round((0.95 + QUALITY_SPREAD * noise) * NUM_IMAGES) / NUM_IMAGES
+    steps = dict.fromkeys(range(num_recipes), 1 / NUM_IMAGES)
+    for study in (np.exp(0.15 * noise) if figure == "time" else qualities).tolist():
+        recipes = dict(enumerate(study))
+        of_time = figure == "time"
+        bounds = (bound_times(recipes) if of_time else bound_qualities(recipes, steps)).values()
         yield min(high for _, high in bounds) < max(low for low, _ in bounds)
 
 
@@ -284,7 +293,7 @@ SIMULATIONS: tuple[tuple[str, str, str, Callable[..., Iterator[bool]], tuple[Any
         (14,),
     ),
     ("ablate: an interaction of samples", "3 idle switches, 2 seeds", WRONG, false_interactions, (3,)),
-    ("explore: a recipe is faster", "20 equal recipes, 2 runs each", WRONG, false_leaders, (20, 2)),
+    ("explore: a recipe is faster", "20 equal recipes, 2 runs each", WRONG, false_leaders, ("time", 20, 2)),
     ("score: a disturbed run", "none, 2 runs", WRONG, flag_runs, (2, 0, 0.08)),
     ("score: a disturbed run", "none, 10 runs", WRONG, flag_runs, (10, 0, 0.08)),
     ("score: its interval", "5 runs", HELD, score_coverage, (5,)),
@@ -296,6 +305,13 @@ SIMULATIONS: tuple[tuple[str, str, str, Callable[..., Iterator[bool]], tuple[Any
         FOUND,
         flag_runs,
         (10, 2, 0.03),
+    ),
+    (
+        "explore: a recipe is better",
+        "20 equal recipes, 360 images, 2 runs each",
+        WRONG,
+        false_leaders,
+        ("", 20, 2),
     ),
 )
 

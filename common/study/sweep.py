@@ -54,17 +54,17 @@ def sweep_cells(benchmark: str, configurations: Sequence[str], budgets: Sequence
 
 def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
     """Return what the finished runs of a sweep's cells say; None without any."""
+    resolution = max((resolution_of(log) for runs in logs.values() for log in runs), default=0.0)
     points: dict[str, list[curves.Point]] = {cell.configuration: [] for cell in study.cells}  # in this order
     for cell in study.cells:
         if logs[cell.name]:
             runs = [curves.read_run(log) for log in logs[cell.name]]
-            points[cell.configuration].append(curves.make_point(cell.budget, runs, price))
+            points[cell.configuration].append(curves.make_point(cell.budget, runs, price, resolution))
     by_time = {name: sorted(some, key=lambda point: point.seconds.value) for name, some in points.items()}
     lines = [Curve(configuration=name, points=tuple(some)) for name, some in by_time.items() if some]
     if not lines:
         return None
     target = next(runs[0].target for runs in logs.values() if runs)
-    resolution = max(resolution_of(log) for runs in logs.values() for log in runs)
     return curves.compare_curves(lines, target=target, price=price, resolution=resolution)
 
 

@@ -207,8 +207,9 @@ def read_value(measure: Measure, log: Log, target: float | None = None) -> float
 
 
 def resolution_of(log: Log) -> float:
-    """Compute the step of a run's accuracy: one evaluated sample."""
-    number = log.value("eval_samples")
+    """Compute the step of a run's accuracy: one of what it counts, an image or a masked token."""
+    last = log.last("eval_accuracy")
+    number = last.metadata.get("total") if last else None
     return 1 / number if isinstance(number, int) and number > 0 else 0.0
 
 
@@ -218,7 +219,7 @@ def judge_targets(
     """Return by configuration whether its runs end at the target: target, mean quality, p-value, runs.
 
     It is the question that records of a fixed length answer: on which side of the target the mean of further
-    runs would be. The p-value is two-sided, of a mean at the target.
+    runs would be. The p-value is two-sided, of a mean at the target, times the configurations that are asked.
     """
     answers = {}
     for name, runs in logs.items():
@@ -227,5 +228,5 @@ def judge_targets(
             steps = max(map(resolution_of, runs))
             decision = decide(above, margin=0.0, max_pairs=rule.max_pairs, resolution=steps)
             target, mean = runs[0].target, statistics.fmean(log.curve[-1].accuracy for log in runs)
-            answers[name] = (target, mean, decision.p, len(runs))
+            answers[name] = (target, mean, min(1.0, decision.p * len(logs)), len(runs))
     return answers

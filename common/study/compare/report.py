@@ -100,7 +100,8 @@ def describe(comparison: Comparison) -> Iterator[str]:
     for name, (target, mean, p, number) in comparison.targets.items():
         side = f"shown to be {'above' if mean > target else 'below'}"
         shown = side if p < ALPHA else "not shown to be above or below"
-        yield f"{name}: mean {mean:.4f} of {number} runs, target {target:g}: {shown} (p={p:.4f}, by itself)"
+        asked = f", {len(comparison.targets)} sides together" if len(comparison.targets) > 1 else ""
+        yield f"{name}: mean {mean:.4f} of {number} runs, target {target:g}: {shown} (p={p:.4f}{asked})"
     shares = len(comparison.results)
     together = f", {shares} measures together" if shares > 1 else ""
     yield f"limits of {100 * comparison.confidence:g} %{together}; {comparison.test}"

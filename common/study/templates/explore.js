@@ -198,10 +198,10 @@ function filter() {
 
 function mean(values) { return values.reduce((sum, value) => sum + value, 0) / values.length; }
 
-function interval(values) {
+function interval(values, step = 0) { // of values that are multiples of a step: intervals.rounding_squares
   const n = values.length;
   if (n < 2) return null;
-  const middle = mean(values), spread = Math.sqrt(values.reduce((sum, v) => sum + (v - middle) ** 2, 0) / (n - 1));
+  const middle = mean(values), spread = Math.sqrt((values.reduce((sum, v) => sum + (v - middle) ** 2, 0) + n * step ** 2 / 6) / (n - 1));
   const half = DATA.t[Math.min(n - 2, DATA.t.length - 1)] * spread / Math.sqrt(n);
   return [middle - half, middle + half];
 }
@@ -218,7 +218,7 @@ function meanOf(cell, ofCell) {
   return {
     cell, n: complete.length, num: ofCell.length, curve, runs: ofCell, complete: complete.length > 0,
     minutes: ends[0], quality: ends[2], samples: ends[1], samples_per_s: all("samples_per_s"),
-    minutesRange: cell.range ? ofCell[0].minutesRange : ofLogs(minutes), samplesRange: ofLogs(complete.map((run) => run.samples)), qualityRange: interval(complete.map((run) => run.quality)),
+    minutesRange: cell.range ? ofCell[0].minutesRange : ofLogs(minutes), samplesRange: ofLogs(complete.map((run) => run.samples)), qualityRange: interval(complete.map((run) => run.quality), cell.quality_step),
     errors: ofCell.reduce((sum, run) => sum + run.errors, 0), warnings: ofCell.reduce((sum, run) => sum + run.warnings, 0),
   };
 }
@@ -293,25 +293,23 @@ function limits() {
   return { quality: said("quality", sameQuality()), minutes: said("minutes", reference.minutes), dollars: said("dollars", paid) };
 }
 
-function apart(a, b, name) {
-  if (a === b) return "";
-  const [one, two] = [a[name], b[name]];
-  if (!one || !two) return " A single run on a side: no interval.";
-  return one[0] <= two[1] && two[0] <= one[1] ? " Their 95 % intervals overlap: no difference is shown." : " Their 95 % intervals are apart.";
-}
-
 function least(pool, value, most = false) {
   return pool.reduce((best, item) => (best === null || (most ? value(item) > value(best) : value(item) < value(best)) ? item : best), null);
 }
 
 function answer(question, found, bold, rest) { return el("li", {}, `${question}: `, found ? el("strong", {}, bold) : bold, rest); }
 
-// The bounds of all recipes hold together: the least mean of many is that of a lucky one (common/study/ranking.py).
+// The bounds of all recipes hold together: the best mean of many is that of a lucky one (common/study/ranking.py).
 // They are of all complete runs of a recipe, so they say nothing of a mean of some of them.
 const isWhole = (item) => (item.isRun ? item.cell.numShown : item.n) === item.cell.numComplete;
 // A run that missed the target took no time to it.
-const hasNoMiss = (item) => item.cell.trains_on || (item.runs || [item]).every((run) => !run.complete || run.status === 0);
+const hasNoMiss = (item) => item.cell.trains_on || (item.runs || [item]).every((run) => run.status !== 1);
 const timeBound = (item, side) => (isWhole(item) ? item.cell.bounds[clock]?.[side] ?? null : null);
+
+function whatIsShown(isSingle, isApart) {
+  if (isSingle) return ` ${reference.cell.title} has a single run: no bounds.`;
+  return isApart ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
+}
 
 function atSameQuality(question, better, pool, value, text, range, limit) {
   const bound = (item, side) => { const minutes = timeBound(item, side); return minutes === null ? null : value(item) * minutes / item.minutes; };
@@ -319,20 +317,22 @@ function atSameQuality(question, better, pool, value, text, range, limit) {
   if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? `no recipe shown here has it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here has it.", "");
   const same = found.cell === reference.cell, base = value(reference), isSingle = timeBound(reference, 0) === null;
   const isApart = !isSingle && (bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0));
-  const shown = isSingle ? ` ${reference.cell.title} has a single run: no bounds.`
-    : isApart ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
-  const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${shown}`;
+  const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${whatIsShown(isSingle, isApart)}`;
   const spread = `${range ? between(found.minutesRange, range) : ""}, at most ${text(bound(found, 1))} by a bound that holds for all recipes together`;
   return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
 }
 
+const qualityBound = (item, side) => (isWhole(item) ? item.cell.bounds.quality?.[side] ?? null : null);
+
 function atSameCost(question, pool, value, text, limit) {
-  const found = least(pool.filter((item) => value(item) <= limit), (item) => item.quality, true);
-  if (!found) return answer(`${question} (at most ${text(limit)})`, null, "no recipe shown here does it.", "");
-  const same = found.cell === reference.cell;
+  const able = pool.filter((item) => value(item) <= limit), found = least(able.filter((item) => qualityBound(item, 0) !== null), (item) => qualityBound(item, 0), true);
+  if (!found) return answer(`${question} (at most ${text(limit)})`, null, able.length ? `no recipe shown here does it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here does it.", "");
+  const same = found.cell === reference.cell, isSingle = qualityBound(reference, 0) === null;
+  const isApart = !isSingle && (qualityBound(found, 0) > qualityBound(reference, 1) || qualityBound(reference, 0) > qualityBound(found, 1));
   const gain = (found.quality - reference.quality) * 100;
-  const against = same ? " None is better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${apart(found, reference, "qualityRange")}${pool.length > 2 ? ` The best of ${pool.length} means looks better than it is.` : ""}`;
-  return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)}${between(found.qualityRange, quality)} for ${text(value(found))}, ${runsText(found)}.${against}`);
+  const against = same ? " None is shown to be better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${whatIsShown(isSingle, isApart)}`;
+  const spread = `${between(found.qualityRange, quality)}, at least ${quality(qualityBound(found, 0))} by a bound that holds for all recipes together`;
+  return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)}${spread} for ${text(value(found))}, ${runsText(found)}.${against}`);
 }
 
 function drawAnswers() {
@@ -738,7 +738,7 @@ function drawCurves(chart) {
 
 function drawBand(context, chart, { item, values, points }) {
   const complete = item.runs.filter((run) => run.complete), { box } = chart;
-  const ranges = values.map(([, , i]) => (i === item.curve.length - 1 ? item.qualityRange : interval(complete.map((run) => run.curve[i]))));
+  const ranges = values.map(([, , i]) => (i === item.curve.length - 1 ? item.qualityRange : interval(complete.map((run) => run.curve[i]), item.cell.quality_step)));
   if (!ranges[0]) return;
   const edge = (side) => points.map(([x], i) => [x, Math.min(Math.max(chart.y(ranges[i][side]), box.top), box.bottom)]);
   context.fillStyle = categoryOf(item).colour; context.globalAlpha = 0.15;
@@ -804,9 +804,9 @@ function sortItems() {
   let key, meets = null;
   if (order) {
     key = order[0];
-    if (bounds) meets = (i) => isRanked(i) && i.quality !== null && i.quality >= bounds.quality;
+    if (bounds) meets = (i) => isRanked(i) && i.quality !== null && i.quality >= bounds.quality && hasNoMiss(i);
   } else if (best) {
-    key = (i) => (i.quality === null ? null : -i.quality);
+    key = (i) => { const bound = qualityBound(i, 0); return bound === null ? null : -bound; };
     const most = bounds && (state.sortBy === "qualitySameTime" ? bounds.minutes : bounds.dollars);
     if (bounds) meets = (i) => isRanked(i) && best(i) !== null && most !== null && best(i) <= most;
   } else {

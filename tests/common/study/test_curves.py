@@ -13,6 +13,11 @@ def of_runs(name, *points):
     return of_ways(name, *([(seed, [(s, quality)]) for seed, s, quality in runs] for runs in points))
 
 
+def gaps_of(one, other, resolution=0.0):
+    (compared,) = curves.compare_pairs([(one, other)], resolution)
+    return compared.gaps
+
+
 def curve(name, *points, spread=0.0):
     """Return a curve of two seeds, `spread` below and above (seconds, quality) of each point."""
     return of_runs(
@@ -97,15 +102,22 @@ def test_runs_of_one_seed_make_a_curve_though_another_was_replaced():
 def test_a_pair_of_curves_is_compared_in_runs_of_one_seed():
     one = of_runs("one", *([(seed, t, 0.5 + seed / 10) for seed in (1, 2, 3)] for t in (10, 20)))
     other = of_runs("other", *([(seed, t, 0.4 + seed / 10) for seed in (1, 3, 4)] for t in (10, 20)))
-    gaps = curves.compare_pair(one, other).gaps
+    gaps = gaps_of(one, other)
     assert [gap.difference.value for gap in gaps] == approx([0.1, 0.1])
     apart = of_runs("apart", *([(seed, t, 0.5) for seed in (7, 8)] for t in (10, 20)))
-    assert curves.compare_pair(one, apart).gaps == ()
+    assert gaps_of(one, apart) == ()
+
+
+def test_holms_correction_is_for_all_pairs_of_a_sweep():
+    lines = [curve(name, (10, end), spread=0.0005) for name, end in (("a", 0.5), ("b", 0.52), ("c", 0.54))]
+    (alone,) = gaps_of(*lines[:2], 0.002)
+    (together, *_) = curves.compare_curves(lines, target=0.5, price=None, resolution=0.002).comparisons
+    assert together.gaps[0].difference.p_value > 1.5 * alone.difference.p_value
 
 
 def test_equal_differences_of_rounded_qualities_are_no_proof_that_one_is_ahead():
     one, other = curve("one", (10, 0.5)), curve("other", (10, 0.5 - 1 / 360))
-    (exact,), (rounded,) = (curves.compare_pair(one, other, step).gaps for step in (0.0, 1 / 360))
+    (exact,), (rounded,) = (gaps_of(one, other, step) for step in (0.0, 1 / 360))
     assert exact.sign == 1 and exact.difference.p_value < 0.01
     assert rounded.sign == 0 and rounded.difference.p_value > 0.2
     interval = rounded.difference.interval

@@ -2,22 +2,38 @@
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from common.study.ranking import bound_cells, bound_times
+from common.study.ranking import bound_cells, bound_qualities, bound_times
 
 
-def test_bounds_are_students_on_logarithms_over_the_number_of_recipes():
-    bounds = bound_times({0: [10.0, 12.0, 11.0], 4: [9.0, 9.5], 7: [1.0]})
+def test_bounds_are_students_on_logarithms_over_the_number_of_recipes_with_one_spread():
+    times = {0: [10.0, 12.0, 11.0], 4: [9.0, 9.5]}
+    bounds = bound_times(times | {7: [1.0]})
     assert bounds.keys() == {0, 4}
-    logs = [math.log(value) for value in (10.0, 12.0, 11.0)]
-    low, high = stats.t.interval(1 - 0.05 / 2, 2, loc=sum(logs) / 3, scale=stats.sem(logs))
+    logs = {number: np.log(values) for number, values in times.items()}
+    squares = sum(((values - values.mean()) ** 2).sum() for values in logs.values())
+    low, high = stats.t.interval(1 - 0.05 / 2, 3, loc=logs[0].mean(), scale=math.sqrt(squares / 3 / 3))
     assert bounds[0] == pytest.approx((math.exp(low), math.exp(high)))
+
+
+def test_a_recipe_whose_runs_lie_close_by_luck_does_not_lead():
+    qualities = {0: [0.96, 0.96], 1: [0.981, 0.979], 2: [0.99, 0.97], 3: [0.95, 0.93]}
+    bounds = bound_qualities(qualities, dict.fromkeys(qualities, 1 / 360))
+    assert max(bounds, key=lambda number: bounds[number][0]) in (1, 2)
 
 
 def test_cells_are_compared_within_their_benchmark_and_size():
     cells = [{"benchmark": name, "size": "mini"} for name in ("bert", "bert", "resnet")]
-    bounds = bound_cells(cells, [0, 0, 1, 1, 2, 2, 2], [10.0, 11.0, 5.0, None, 7.0, 7.0, 8.0])
+    values = [10.0, 11.0, 5.0, None, 7.0, 7.0, 8.0]
+    bounds = bound_cells(cells, [0, 0, 1, 1, 2, 2, 2], values, bound_times)
     assert bounds[1] is None and bounds[0][0] < 10.5 < bounds[0][1] and bounds[2][0] < 7.3 < bounds[2][1]
-    assert bound_cells([], [], []) == []
+    assert bound_cells([], [], [], bound_times) == []
+
+
+def test_bounds_of_qualities_are_no_narrower_than_what_they_are_rounded_to():
+    (bounds,) = bound_qualities({0: [0.95, 0.95], 2: [0.5]}, {0: 1 / 360, 2: 0.0}).values()
+    assert bounds[0] < 0.95 - 1 / 360 and bounds[1] > 0.95 + 1 / 360
+    assert bound_qualities({0: [0.99, 1.0, 0.2]}, {0: 0.0})[0][1] == 1.0

@@ -163,7 +163,7 @@ def test_seeds_are_added_only_where_they_may_decide_something(resnet, monkeypatc
     def make_log(state, seed):
         loss = 0.2 * (harmful in state) + rng.normal(0, 0.01)
         curve = [Point(1.0, 100.0, 0.1), Point(2.0, 1000.0, 0.9 - loss)]
-        return SimpleNamespace(curve=curve, target=0.3, value={"seed": seed}.get)
+        return SimpleNamespace(curve=curve, target=0.3, value={"seed": seed}.get, last=lambda key: None)
 
     logs = {}
 
