@@ -1,8 +1,8 @@
 """A model of a GPU: predicts the time of a step from what it launches, for devices that nothing ran on.
 
-The formula is FORMULA. Its shares of the data sheets' rates are fitted, for each architecture, to published
-throughput (published_rates.yaml, `use: fit`), and checked with other published throughput. Predictions are
-not measurements, and are labelled so wherever they are shown.
+The formula is FORMULA. Its shares of the data sheets' rates are fitted, for each architecture, to throughput
+that others published or that this suite measured (published_rates.yaml, `use: fit`), and checked with other
+such throughput. Predictions are not measurements, and are labelled so wherever they are shown.
 """
 
 import json
@@ -36,7 +36,6 @@ FORMULA = (
     "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
 )
 RATES = Path(__file__).with_name("published_rates.yaml")
-NUM_FITTED = 3  # shares of an architecture: of bandwidth, convolutions, matrix products
 START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the start: one row of 15 % error
 
 
@@ -155,20 +154,18 @@ def predict_row(row: Mapping[str, Any], shares: Shares | None = None) -> float:
 
 @cache
 def fit_shares(architecture: str) -> Shares:
-    """Fit the shares of an architecture to its published rows, least squares of the errors' logarithms."""
-    fixed, names = load_rates()["assumed"]["matrix"].get(architecture), list_devices(architecture)
+    """Fit the shares of an architecture to its rows, least squares of the errors' logarithms."""
+    names = list_devices(architecture)
     rows = [row for row in load_rates()["rates"] if row["use"] == "fit" and row["device"] in names]
 
-    def shares_of(logs: Sequence[float]) -> Shares:
-        bandwidth, convolution, matrix = (math.exp(log) for log in logs)
-        return Shares(bandwidth=bandwidth, convolution=convolution, matrix=fixed or matrix, fp8=matrix)
-
     def errors(logs: Sequence[float]) -> list[float]:
-        logs_of_ratios = [math.log(predict_row(row, shares_of(logs)) / row["samples_per_s"]) for row in rows]
+        shares = Shares(*map(math.exp, logs))
+        logs_of_ratios = [math.log(predict_row(row, shares) / row["samples_per_s"]) for row in rows]
         return logs_of_ratios + [PRIOR_WEIGHT * (log - math.log(START)) for log in logs]
 
-    fitted = scipy.optimize.least_squares(errors, [math.log(START)] * NUM_FITTED, bounds=(math.log(0.1), 0.0))
-    return shares_of(fitted.x)
+    start = [math.log(START)] * len(Shares._fields)
+    fitted = scipy.optimize.least_squares(errors, start, bounds=(math.log(0.1), 0.0))
+    return Shares(*map(math.exp, fitted.x))
 
 
 def list_devices(architecture: str) -> list[str]:
@@ -181,30 +178,45 @@ def list_architectures() -> list[str]:
 
 
 def check_published() -> list[dict[str, Any]]:
-    """Return every published row with its prediction; `ratio` is predicted over published."""
+    """Return every row of throughput with its prediction; `ratio` is predicted over measured."""
     rows = [row | {"predicted_per_s": predict_row(row)} for row in load_rates()["rates"]]
     return [row | {"ratio": row["predicted_per_s"] / row["samples_per_s"]} for row in rows]
 
 
-def predict_devices(figures: Mapping[str, Any], shape: str, part: str = "training") -> list[Prediction]:
+def predict_devices(
+    figures: Mapping[str, Any],
+    shape: str,
+    part: str = "training",
+    row: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Prediction]:
     """Return the predictions for one device of each kind that has the architecture of the figures."""
-    return [predict(figures, shape, name, part=part) for name in list_devices(figures["architecture"])]
+    return [
+        predict(figures, shape, name, row=row, part=part) for name in list_devices(figures["architecture"])
+    ]
 
 
-def predict_rate(hardware: str, benchmark: str, configuration: str, shape: str, batch: int) -> float | None:
+def predict_rate(
+    hardware: str, benchmark: str, configuration: str, shape: str, batch: int, torch: str = ""
+) -> float | None:
     """Return the predicted samples per second of one GPU of this hardware, such as 1xH100-80GB-HBM3.
 
-    The counts are those with the newest torch. None where the hardware is of no known device, or no such
-    configuration or shape was compiled.
+    The counts are those with the version of `torch`, else with the newest. None where the hardware is of no
+    known device, or no such configuration or shape was compiled.
     """
     if (device := find_device(hardware)) is None:
         return None
     architecture = load_rates()["devices"][device]["architecture"]
-    for figures in reversed([*list_counts(architecture, f"{benchmark}-*.json")]):  # named by their torch
+    kept = reversed([*list_counts(architecture, f"{benchmark}-*.json")])  # named by their torch
+    for figures in sorted(kept, key=lambda kept: release(kept["versions"]["torch"]) != release(torch)):
         is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
         if is_asked and shape in figures["training"]:
             return predict(figures, shape, device, row={"batch": batch}).samples_per_s
     return None
+
+
+def release(version: str) -> list[str]:
+    """Return 2 and 11 of 2.11.0."""
+    return version.split(".")[:2]
 
 
 def find_device(hardware: str) -> str | None:
@@ -214,7 +226,7 @@ def find_device(hardware: str) -> str | None:
 
 
 def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield predicted against published throughput, the errors, and what the model is made of."""
+    """Yield predicted against measured throughput, the errors, and what the model is made of."""
     title = f"{'':14}{'samples/s of one device':40} {'on':>8} {'each':>4}"
     yield f"{title} {'predicted':>10} {'measured':>10}  ratio"
     for row in rows:
@@ -232,7 +244,7 @@ def format_checks(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for architecture in list_architectures():
         shares = fit_shares(architecture)._asdict().items()
         yield f"{architecture}, shares of the data sheet: " + ", ".join(f"{k} {v:.2f}" for k, v in shares)
-    yield f"  three shares are fitted; sm_90 has two rates: what they do not tell stays near {START}"
+    yield f"  what the fitted rates of an architecture do not tell, as 8 bits of sm_80, stays near {START}"
     yield from ("formula:", *(f"  {line}" for line in FORMULA), "assumed of others' code:")
     for row in rows:
         if "assumed" in row:

@@ -6,15 +6,16 @@ results/compiled; a test compares.
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.evidence.intervals import error_factors
 from common.evidence.page import fill_block
 from common.files import save_text
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model
-from common.measure.without_gpu.kernels import OPTIMIZER
+from common.measure.without_gpu.kernels import LIBRARY, OPTIMIZER
 from common.repository import ROOT
 
 PAGE = Path(__file__).parents[1] / "README.md"
@@ -29,6 +30,12 @@ OPTIMIZER_FIGURES = {  # by optimizer: the beginning of their files' names, and 
     "lars": ("image_classification-baseline-optimizer.name-lars", "224 px"),
 }
 
+FUSIONS = {  # MB that an image no longer moves: as in published runs that fuse (published_rates.yaml)
+    "none, as it is": 0,
+    "statistics in their epilogues": 45,
+    "application in their prologues as well": 111,
+}
+FUSED_PX = 224  # of these runs
 EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
@@ -142,12 +149,13 @@ def write_measured() -> str:
     A ratio is to the first configuration of the same process, whose steps took turns with these.
     """
     titles = ["on", "configuration", "shape", "batch", "samples/s", "predicted", "to the first beside it"]
+    fitted = {row["samples_per_s"] for row in gpu_model.load_rates()["rates"] if row["use"] == "fit"}
     kept = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(MEASURED.glob("*/*.json")))
-    return write_table(titles, (cells for row in kept for cells in describe_rates(row)))
+    return write_table(titles, (cells for row in kept for cells in describe_rates(row, fitted)))
 
 
-def describe_rates(row: Figures) -> Iterator[list[str]]:
-    """Yield the cells of each rate in a file of systems/gpu_day.sh."""
+def describe_rates(row: Figures, fitted: Collection[float]) -> Iterator[list[str]]:
+    """Yield the cells of each rate in a file of systems/gpu_day.sh; `fitted` are those that fit the model."""
     benchmark, rates = row["figures"]["benchmark"], row["figures"]["rates"]
     is_alone = len({rate["configuration"] for rate in rates}) == 1
     firsts = {rate["shape"]: rate["samples_per_s"] for rate in reversed(rates)}
@@ -155,16 +163,51 @@ def describe_rates(row: Figures) -> Iterator[list[str]]:
     parts = f" in parts of {part.split()[0]}" if has_parts else ""
     for rate in rates:
         name, shape, per_s = rate["configuration"], rate["shape"], rate["samples_per_s"]
-        predicted = gpu_model.predict_rate(row["hardware"], benchmark, name, shape, rate["batch_size"])
+        of = row["hardware"], benchmark, name, shape, rate["batch_size"]
+        predicted_per_s = gpu_model.predict_rate(*of, row["versions"]["torch"])
+        predicted = "-" if predicted_per_s is None else f"{predicted_per_s:,.0f}"
         yield [
             *(row["hardware"], f"{benchmark} `{name}`", shape, f"{rate['batch_size']}{parts}"),
-            *(f"{per_s:,.0f}", "-" if predicted is None else f"{predicted:,.0f}"),
+            *(f"{per_s:,.0f}", f"{predicted}, fitted" if round(per_s, 1) in fitted else predicted),
             "-" if is_alone else f"{per_s / firsts[shape]:.2f}x",
         ]
 
 
+def write_model() -> str:
+    """Write how many rates the model of a GPU is fitted to, and its errors."""
+    rows = gpu_model.check_published()
+    fitted, held_out = ([row["ratio"] for row in rows if row["use"] == use] for use in ("fit", "check"))
+    (error, _), (held_out_error, most) = error_factors(fitted), error_factors(held_out)
+    return (
+        f"It is fitted to {len(fitted)} of {len(rows)} measured rates, and wrong by a factor of {error:.2f} "
+        f"on these, of {held_out_error:.2f} on the {len(held_out)} held out, and of {most:.2f} at most.\n"
+    )
+
+
+def write_fusions() -> str:
+    """Write what fusing batch norm with ResNet's convolutions could gain, if these stayed as fast."""
+    kept = read("image_classification").values()
+    optimized = [figures for by_name in kept for name, figures in by_name.items() if "+" not in name]
+    shape = SHAPES["image_classification"]
+    area = (int(shape.removesuffix(" px")) / FUSED_PX) ** 2
+    rows = []
+    for title, saved_mb in FUSIONS.items():
+        times: list[str] = []
+        for figures in optimized:
+            classes = figures["training"][shape]["classes"]
+            others_gb = sum(sums["gb"] for name, sums in classes.items() if name not in (*LIBRARY, OPTIMIZER))
+            row = {"elementwise": 1 - saved_mb / 1e3 * area * figures["batch_size"] / others_gb}
+            predictions = gpu_model.predict_devices(figures, shape, row=row)
+            times += (f"{step.step_ms:.1f} ({step.samples_per_s:,.0f}/s)" for step in predictions)
+        rows.append([title, *times])
+    devices = (f"{device}, ms" for device in gpu_model.load_rates()["devices"])
+    return write_table(["batch norm in convolutions", *devices], rows)
+
+
 TABLES = {
     "measured": write_measured,
+    "model": write_model,
+    "fusions": write_fusions,
     "switches": write_switches,
     "evaluations": write_evaluations,
     "optimizers": write_optimizers,
