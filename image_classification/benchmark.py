@@ -165,10 +165,15 @@ class Benchmark(benchmark.Benchmark):
         for batch in open_loader(images, settings):
             yield self.batch(images, batch)
 
+    @cached_property
+    def evaluation_images(self) -> Images:
+        """The validation images, opened by the first evaluation."""
+        return self.images("validation", self.config.data.num_evaluation_samples)
+
     def evaluation_batches(self) -> Iterator[Batch]:
         """Yield one centre crop of every image of this rank's, in the order of the listing."""
         data = self.config.data
-        images = self.images("validation", data.num_evaluation_samples)
+        images = self.evaluation_images
         size, samples = self.rank_evaluation_batch_size, self.rank_evaluation_samples
         batches = evaluation_batches(images, data, size, samples)
         if data.loader == "resident":

@@ -147,7 +147,8 @@ def unpack(directory: Path) -> None:
         except (tarfile.TarError, zlib.error, EOFError) as error:
             raise UserError(f"cannot be unpacked ({error})", where=str(archive)) from error
     if missing := missing_files(directory, names):
-        raise UserError(f"lacks {missing[0]} and {len(missing) - 1} more", where=str(archive))
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(f"lacks {missing[0]}{more}", where=str(archive))
 
 
 def read_md5s(path: Path) -> dict[str, str]:

@@ -104,10 +104,6 @@ class Compile(Method):
             default=True, description="false removes batch norm's counters of batches, which nothing reads"
         )
 
-    @property
-    def captures_graphs(self) -> bool:
-        return bool(self.settings.mode == "reduce-overhead")
-
     def model(self, model: nn.Module) -> nn.Module:
         if not self.settings.counts_batches:
             remove_batch_counters(model)

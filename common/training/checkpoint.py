@@ -1,9 +1,10 @@
 """Checkpoints: everything that later steps of a run depend on, in one file that is there whole or not at all.
 
 safetensors: parameters, buffers, optimizer state, what methods keep, torch's random state; as JSON in its
-header the rest, see `resume.Facts`. Nothing is pickled. Ranks share parameters and optimizer state, which
-stand once; buffers and random states are each rank's own. The position of the loader is the step. Tensors and
-facts stand beside their CRCs, which take a processor 0.26 s for each GiB (SHA-256 0.6 s, BLAKE2 1.2 s).
+header the rest (`checkpoint_header.Facts`). Nothing is pickled. Ranks share parameters and optimizer state,
+which stand once; buffers and random states are each rank's own. The position of the loader is the step.
+Tensors and facts stand beside their CRCs, which take a processor 0.26 s for each GiB (SHA-256 0.6 s, BLAKE2
+1.2 s).
 """
 
 import json

@@ -166,11 +166,6 @@ class Method:
         """
 
     @property
-    def captures_graphs(self) -> bool:
-        """True if it has CUDA graphs captured, which share their memory with those of every other model."""
-        return False
-
-    @property
     def period(self) -> int:
         """The length of its cycle in steps; 1: it does the same in every step."""
         return 1

@@ -35,7 +35,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
 
     def initialize(self, *, from_scratch: bool = False, warms_up: bool = True) -> None:
-        """Build everything and run every shape once on random values; nothing here may open the data set.
+        """Build everything and run every shape on random values; nothing here may open the data set.
 
         With `from_scratch` prepared starting weights are not needed; without `warms_up` no shape is run.
         """
@@ -63,7 +63,7 @@ class Training:
             torch.manual_seed(self.seed + self.rank_info.rank)  # ranks drop out different values
 
     def warm_up(self) -> None:
-        """Take the first steps on synthetic batches, then put weights, buffers and random state back.
+        """Take the first steps on synthetic batches; weights, buffers and the CPU's random state come back.
 
         After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
         The largest shape comes first: smaller ones then use its memory again. Ranks exchange gradients at the

@@ -145,11 +145,12 @@ def check_budget(num_samples: int, data: ImageDataConfig, memory: PixelMemory) -
         place = "on the GPU" if memory.is_on_gpu else "in memory"
         fitting = math.isqrt(free // (3 * num_samples)) // ROUND_TO * ROUND_TO
         alone = " data.stored_px_if_it_fits=null" if data.stored_px_if_it_fits else ""
-        smaller = f"data.stored_px={fitting}{alone} or " if fitting >= LEAST_PX else ""
+        smaller = f"use data.stored_px={fitting}{alone} or " if fitting >= LEAST_PX else ""
+        host = "use data.stored_on=host or " if memory.is_on_gpu else ""
         raise UserError(
             f"{needed / GIB:.1f} GiB of decoded pixels needed, {free / GIB:.1f} GiB free {place}",
             where="data.loader",
-            hint=f"use {smaller}data.stored_on=host, or stream with data.loader=workers or dali",
+            hint=f"{smaller}{host}stream with data.loader=workers or dali",
         )
 
 

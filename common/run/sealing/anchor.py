@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from common.data.fetch import NoRedirection
 from common.evidence.records import TOKEN, Event, parse_record, printable
 from common.evidence.sealed.anchors import ANCHORED_KEYS, ANCHORS, Anchor
 from common.evidence.sealed.chain import digest
@@ -37,13 +38,6 @@ MAX_WAITING = 16  # requests at a time
 NICENESS = 5
 RECORD = re.compile(rb'%s .*?"key": "(?:%s)"' % (TOKEN.strip().encode(), "|".join(ANCHORED_KEYS).encode()))
 HEADERS = {"Content-Type": "application/timestamp-query", "Accept": "application/timestamp-reply"}
-
-
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An authority answers itself, so that no other host gets a request."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 class Request(NamedTuple):
@@ -217,7 +211,7 @@ def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
 
     query = TimestampRequestBuilder().data(data).hash_algorithm(HashAlgorithm.SHA256).build()
     request = urllib.request.Request(url, query.as_bytes(), HEADERS)
-    opener = urllib.request.build_opener(NoRedirect)
+    opener = urllib.request.build_opener(NoRedirection)  # no other host than the authority gets a request
     with opener.open(request, timeout=limit_s) as response:
         body: bytes = response.read(MAX_REPLY_BYTES + 1)
     reply = read_reply(body)
