@@ -2,8 +2,8 @@
 
 The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
 at size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
-published runs on the same GPUs or the model of a GPU (a prediction, and called one), or with the best rate of
-this machine so far (.machine/) where that demands more. Without any it is only kept. A line for each verdict
+published runs on the same GPUs or the model of a GPU (labelled a prediction), or with the best rate of this
+machine so far (.machine/) where that demands more. If none exists it is only kept. A line for each verdict
 says what was measured, what was expected, from where, and what to do; the archive holds them as JSON, with
 the logs, the system description and the versions. Exit code 1: a rate below --share of the expected one, a
 fault, something that could not be measured, or no rate that was compared. Ctrl-C keeps what was measured.

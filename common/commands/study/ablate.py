@@ -6,7 +6,7 @@ of step times shows which work against each other, with --factorial-seeds also i
 times come first, side by side in this process; then every state is trained to the end as a cell of a study.
 The ledger says what each changes in throughput, samples to the target, quality and minutes, what the share of
 its part of a step lets it gain at most (Amdahl), and what all should gain together against what they do. An
-effect is shown where it is after Holm's correction for all switches. It is written as
+effect is shown if p < 5 % after Holm's correction for all switches. The ledger is
 results/study/<study>/<...>.ledger.json, where `ttt report` finds it.
 
 Finished runs and step times are kept: the same command goes on where it was interrupted.

@@ -81,7 +81,7 @@ def test_pixels_that_do_not_fit_are_refused(monkeypatch):
             resident.check_budget(1_281_167, larger, gpu)
         resident.check_budget(100 * GIB // (3 * 256**2), data, gpu)
     host = PixelMemory("host", torch.device("cpu"), 1)
-    with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or"):
+    with pytest.raises(UserError, match=r"GiB free in memory; use data.stored_px=\d+ or stream"):
         resident.check_budget(NUM_IMAGES, settings_of(stored_px=10_000_000).data, host)
 
 
