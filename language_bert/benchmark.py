@@ -93,7 +93,11 @@ class Benchmark(benchmark.Benchmark):
             raise UserError(what, where="methods.unpad.round_to", hint=hint)
 
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield random tokens of typical lengths; on a GPU, or compiled, in all shapes of the training."""
+        """Yield random tokens of typical lengths; on a GPU, or compiled, in all shapes of the training.
+
+        Raises UserError as prepare_loader does.
+        """
+        self.prepare_loader()
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:

@@ -63,8 +63,8 @@ def of_configuration(values: Mapping[str, Any]) -> Recipe:
 def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Recipe:
     """Return the recipe that a log states; nothing of what it does not state.
 
-    `complete` gives the configuration those keys that are younger than the log. A resumed run, which no score
-    counts unasked, may go on with other code.
+    `complete` gives the configuration those keys that are younger than the log. The code of a resumed run,
+    which no score counts unasked, is left out.
     """
     stated = configuration_of(log.settings)
     num_accelerators = log.value("num_accelerators")

@@ -115,6 +115,8 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
     differences = sorted(all_differences(before, requested), key=lambda change: change.key == "system")
     for key, there, here in differences[:1]:  # the name of a system says again what differs
         what = f"belongs to another run: {key} is {there} there, {here} here"
+        if key == "system" and run_set.why_apart:  # by other code or versions
+            what += f" ({run_set.why_apart})"
         raise UserError(what, where=str(checkpoint))
     if checkpoint.stem != result.stem:
         print(f"{result.name} has no checkpoint of its own, and goes on from {checkpoint.name}")
