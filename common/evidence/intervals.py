@@ -101,7 +101,7 @@ def rounding_squares(counts: Any, resolution: float) -> Any:
 
     `resolution` is the step of the values of a side, if they have one, such as the accuracy on so many
     images. Each of two roundings adds step^2 / 12, so that equal differences by chance are no proof of a
-    small deviation.
+    small deviation. For single values, of one rounding, it is twice what there is.
     """
     return counts * resolution**2 / 6
 

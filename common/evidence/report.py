@@ -139,8 +139,9 @@ def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> st
         runs = f"{num_runs[0]} run{'s' * (num_runs[0] > 1)} each"
     if speedup.interval is None:
         has_miss = any(len(score.converged) < len(score.counting) for score in (entry, baseline))
-        why = "a run that counts missed its target, so there is no" if has_miss else "too few for an"
-        return f"{name} was {speedup.ratio:.2f}x as fast as {BASELINE} in {runs}: {why} interval."
+        is_single = min(num_runs) < 2
+        why = "a run missed its target" if has_miss else "too few runs" if is_single else "equal runs"
+        return f"{name} was {speedup.ratio:.2f}x as fast as {BASELINE} in {runs}; no interval: {why}."
     low, high = speedup.interval.low, speedup.interval.high
     if low <= 1 <= high:
         return (

@@ -62,7 +62,7 @@ RUNS = (80.0, 84.0, 77.0)
         ([40.0, 42.0, 38.0], "optimized is 1.9"),
         ([160.0, 168.0, 154.0], "optimized is 1.9"),
         ([81.0, 70.0, 90.0], "No difference between optimized and baseline was shown"),
-        ([40.0], "too few for an interval"),
+        ([40.0], "no interval: too few runs"),
         ([], "optimized has no score: 0 of 2 runs"),
     ],
     ids=["faster", "slower", "the same", "one run", "missed"],
