@@ -27,7 +27,7 @@ INTERPOLATION = (
     "the ends of budgets, made isotonic; a time is that of the budget whose runs, stopped at the quality, "
     "need the least, where all of them reach it; after the largest budget `at least` is said; times are "
     "without evaluations; 95 % intervals are Student's over the seeds; differences are paired by seed, with "
-    "Holm's correction for the number of times"
+    "Holm's correction for all times of all pairs"
 )
 Bound = Literal["", "at least", "at most"]
 
@@ -138,7 +138,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """The difference of two curves at a time, paired by seed; p after Holm for all times."""
+    """The difference of two curves at a time, paired by seed; p after Holm for all times of all pairs."""
 
     seconds: float
     difference: Difference

@@ -89,6 +89,8 @@ def page_data(
                 same = f" ({len(numbers) + 1}{describe_difference(logs, log)})" if numbers else ""
                 numbers[kind] = len(cells)
                 cells.append(cell(log, entry.run_set.folder, same, methods, lines))
+            mine = cells[numbers[kind]]
+            mine["quality_step"] = max(mine["quality_step"], resolution_of(log))
             shared = {"cell": numbers[kind], "href": link(log.path, folder)}
             rows.append(shared | run_row(log) | verdict(by_log.pop(log.path, []), texts))
         others = list(itertools.chain(*by_log.values()))  # of the system's description
@@ -153,7 +155,7 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
         "duration": setting(log, "max_duration"),
         "budget": budget(log, size),
         "target": log.target if math.isfinite(log.target) else None,
-        "quality_step": resolution_of(log),
+        "quality_step": 0.0,
         "trains_on": log.is_study,
         "settings": [lines[line] for line in log.settings],
     }

@@ -1,30 +1,37 @@
 """The parts of this folder's pages that figures make: no number in them is typed.
 
 `python -m common.study.page --write` makes them again: in README.md the findings of the committed studies,
-from their JSON, in SIMULATIONS.md the table of simulations. Tests compare them with the pages.
+from their files, in SIMULATIONS.md the table of simulations. Tests compare them with the pages.
 """
 
 import math
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from common.evidence.ledger import Ledger, ratio, read_ledger
+from common.evidence.log import read_log
 from common.evidence.page import fill_block
+from common.evidence.score import BASELINE
 from common.evidence.text import spread_of
 from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations, trials
 from common.study.ablation.measurements import Groups, log_samples
-from common.study.curves import Answers, Comparison, Crossing
-from common.study.sweep import with_bound
+from common.study.curves import Answers
+from common.study.sweep import describe_comparisons, with_bound
 
 PAGE = Path(__file__).with_name("README.md")
 TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
+TUNED = {"BERT": "bert", "ResNet": "resnet"}
+KEPT = re.compile(
+    r"^#   (\S.*?)  +(\S+x \([^)]*\))  .*  kept  ", re.M
+)  # a row of the table in a file of `-O1`
 SECONDS = "{:.1f}".format
 
 
@@ -35,7 +42,7 @@ def describe_sweeps() -> str:
     for name, stem in SWEEPS.items():
         answers = TypeAdapter(Answers).validate_json((folder / f"{stem}.json").read_bytes())
         link = f"([curves](../../results/study/sweep/{stem}.svg))"
-        items.append(f"- {name} {' '.join(describe_sweep(answers))} {link}.\n")
+        items.append(f"- {name} {' '.join(describe_sweep(answers))} {link}\n")
     return "".join(items)
 
 
@@ -53,8 +60,7 @@ def describe_sweep(answers: Answers) -> Iterator[str]:
         is_shown = limits is not None and not limits.holds(1)
         could = f", which is not shown to differ from 1: {1 + (value.detectable or 0):.2f}x could be"
         yield f"`{name}` is {spread_of(value.estimate, unit='x')} as fast{'' if is_shown else could}."
-    for pair in answers.comparisons:
-        yield from describe_pair(pair, answers.crossings)
+    yield from (line.strip() for line in describe_comparisons(answers))
 
 
 def describe_trials() -> str:
@@ -87,14 +93,39 @@ def describe_ablations() -> str:
     return "".join(items)
 
 
+def describe_tuned() -> str:
+    """Write an item for each benchmark: what `-O1` kept, and how long its runs and those of `-O0` took."""
+    folder = ROOT / "results" / "study" / "tuned"
+    items = []
+    for name, benchmark in TUNED.items():
+        (chosen,) = folder.glob(f"*-mini-{BASELINE}-O1/{benchmark}/*.yaml")
+        text = chosen.read_text(encoding="utf-8")
+        kept = [f"`{change}` with {gain}" for change, gain in KEPT.findall(text)]
+        largest = re.search(r"largest difference: (\S+) of the loss", text)
+        times = []
+        for level in ("-O1", ""):
+            logs = map(read_log, sorted(folder.glob(f"*-mini-{BASELINE}{level}/{benchmark}/result_*.txt")))
+            minutes = [log.minutes if log.is_converged else None for log in logs]
+            times.append(" and ".join(f"{60 * m:.1f} s" if m else "no time: it missed" for m in minutes))
+        differ = (
+            f"; in ten steps the losses differ by {largest[1]} of the loss at most"
+            if kept and largest
+            else ""
+        )
+        link = f"([YAML](../../{chosen.relative_to(ROOT)}))"
+        took = f"runs took {times[0]}, with `-O0` {times[1]}{differ}"
+        gains = f"{', '.join(kept)} (99 % intervals)" if kept else "nothing"
+        items.append(f"- {name}: `-O1` kept {gains} {link}; {took}.\n")
+    return "".join(items)
+
+
 def describe_gains(ledger: Ledger) -> str:
     """Describe the gain of throughput, and what each method brings of it on top of the others."""
     (whole,) = (ratio(entry.measured) for entry in ledger.compositions if entry.of == "throughput")
     shown, rest = [], []
     for row in sorted(ledger.rows, key=lambda row: -row.left_out.throughput.value):
         effect, name = row.left_out, f"`{row.name}`"
-        limits, test = effect.throughput.interval, effect.tests.get("throughput")  # earlier ledgers: no tests
-        if test.is_shown if test else limits is not None and not limits.holds(1):
+        if effect.tests["throughput"].is_shown:
             others = " and ".join(f"`{other}`" for other in effect.together)
             needing = f" with {others}" * bool(others)
             shown.append(f"{name}{needing} brings {ratio(effect.throughput)}")
@@ -116,31 +147,35 @@ def describe_samples(ledger: Ledger) -> str:
     )
     few, many = sorted(len(samples.values[state]) for state in step)
     runs = f"at most {many} runs against {few}, a spread from {samples.spread[1]} degrees of freedom"
+    shown = [
+        f"`{row.name}`"
+        for row in ledger.rows
+        if any(test.is_shown for e in (row.alone, row.left_out) if (test := e.tests.get("samples")))
+    ]
     return (
-        f"No effect of a method on samples to the target below {math.exp(least):.3g}x could be shown, with "
-        f"{runs} and Holm's correction for {len(ledger.rows)} methods"
+        f"An effect on samples to the target is shown of {', '.join(shown) or 'no method'}; one of "
+        f"{math.exp(least):.3g}x would be shown with 80 % probability, with {runs} and Holm's correction for "
+        f"{len(ledger.rows)} methods"
     )
 
 
-def describe_pair(pair: Comparison, crossings: Sequence[Crossing]) -> Iterator[str]:
-    for name, sign in ((pair.one, 1), (pair.other, -1)):
-        if ahead := [SECONDS(gap.seconds) for gap in pair.gaps if gap.sign == sign]:
-            yield f"Of equal times `{name}` is shown to be ahead at {', '.join(ahead)} s."
-    undecided = [gap.difference.detectable for gap in pair.gaps if not gap.sign]
-    if known := [detectable for detectable in undecided if detectable]:
-        could = f"the runs could show {100 * min(known):.1f} points or more"
-        yield f"At {len(known)} of {len(pair.gaps)} times no difference is shown; {could}."
-    crossed = [entry for entry in crossings if {entry.leader, entry.other} == {pair.one, pair.other}]
-    for entry in crossed:
-        yield f"`{entry.leader}` overtakes after {SECONDS(entry.seconds)} s."
-    if not crossed:
-        yield "No crossing is shown"
+BLOCKS = {
+    "sweeps": describe_sweeps,
+    "trials": describe_trials,
+    "ablations": describe_ablations,
+    "tuned": describe_tuned,
+}
+
+
+def fill_findings(page: str) -> str:
+    """Fill each block of the page of findings from the committed figures."""
+    for block, describe in BLOCKS.items():
+        page = fill_block(page, block, describe())
+    return page
 
 
 def write() -> None:
-    text = fill_block(PAGE.read_text(encoding="utf-8"), "sweeps", describe_sweeps())
-    text = fill_block(text, "trials", describe_trials())
-    save_text(PAGE, fill_block(text, "ablations", describe_ablations()))
+    save_text(PAGE, fill_findings(PAGE.read_text(encoding="utf-8")))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
     save_text(TABLE_PAGE, fill_block(text, "simulations", table))

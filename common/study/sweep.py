@@ -167,20 +167,20 @@ def describe_comparisons(answers: Answers) -> Iterator[str]:
                 f"at {crossing.quality:.4f}{beyond}."
             )
         if not crossings:
-            yield f"{pair.one} and {pair.other}: no crossing is shown."
+            yield f"No crossing of {pair.one} and {pair.other} is shown."
         for name, sign in ((pair.one, 1), (pair.other, -1)):
             ahead = [f"{gap.seconds:.1f}" for gap in pair.gaps if gap.sign == sign]
             if ahead:
                 yield f"  {name} is ahead at {', '.join(ahead)} s."
         undecided = [gap for gap in pair.gaps if not gap.sign]
         if undecided:
-            yield f"  At {', '.join(map(describe_gap, undecided))} s no difference is shown."
+            yield f"  No difference is shown at {', '.join(map(describe_gap, undecided))}."
 
 
 def describe_gap(gap: Gap) -> str:
     """Write the time of a gap, and the smallest one that the runs could show there, if there is one."""
     smallest = gap.difference.detectable
     if not smallest:
-        return f"{gap.seconds:.1f}"
-    could = f"{smallest:.4f}" if smallest < 1 else "none"  # a quality is at most 1
-    return f"{gap.seconds:.1f} (could show {could})"
+        return f"{gap.seconds:.1f} s"
+    could = f"one of {100 * smallest:.1f} points" if smallest < 1 else "none"  # a quality is at most 1
+    return f"{gap.seconds:.1f} s ({could} could be)"

@@ -9,14 +9,16 @@ from scipy import stats
 from common.study.ranking import bound_cells, bound_qualities, bound_times
 
 
-def test_bounds_are_students_on_logarithms_over_the_number_of_recipes_with_one_spread():
+def test_bounds_are_students_on_logarithms_over_the_number_of_recipes():
     times = {0: [10.0, 12.0, 11.0], 4: [9.0, 9.5]}
     bounds = bound_times(times | {7: [1.0]})
     assert bounds.keys() == {0, 4}
     logs = {number: np.log(values) for number, values in times.items()}
     squares = sum(((values - values.mean()) ** 2).sum() for values in logs.values())
-    low, high = stats.t.interval(1 - 0.05 / 2, 3, loc=logs[0].mean(), scale=math.sqrt(squares / 3 / 3))
-    assert bounds[0] == pytest.approx((math.exp(low), math.exp(high)))
+    scales = {0: stats.sem(logs[0]), 4: math.sqrt(squares / 3 / 2)}  # their own spread, and the pooled one
+    for number, scale in scales.items():
+        low, high = stats.t.interval(1 - 0.05 / 2, 3, loc=logs[number].mean(), scale=scale)
+        assert bounds[number] == pytest.approx((math.exp(low), math.exp(high)))
 
 
 def test_a_recipe_whose_runs_lie_close_by_luck_does_not_lead():

@@ -146,8 +146,8 @@ def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("detectable", "text"), [(None, ""), (0.05, " (could show 0.0500)"), (2.9, " (could show none)")]
+    ("detectable", "text"), [(None, ""), (0.05, " (one of 5.0 points could be)"), (2.9, " (none could be)")]
 )
 def test_no_difference_of_accuracies_above_1_is_said_to_be_what_runs_could_show(detectable, text):
     difference = Difference(value=0.1, interval=None, p_value=1.0, detectable=detectable)
-    assert describe_gap(Gap(seconds=4.25, difference=difference)) == f"4.2{text}"
+    assert describe_gap(Gap(seconds=4.25, difference=difference)) == f"4.2 s{text}"
