@@ -30,6 +30,13 @@ def save_page(path: Path, text: str) -> None:
     print(f"wrote {printable(str(path))}")
 
 
+def fill_blocks(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
+    """Return a page with each block filled by its function."""
+    for block, write in blocks.items():
+        page = fill_block(page, block, write())
+    return page
+
+
 def fill_block(page: str, block: str, text: str) -> str:
     """Return a page with the text between `<!-- block -->` and `<!-- end -->`. Raises ValueError without."""
     pattern = rf"(<!-- {block} -->\n).*?(<!-- end -->)"

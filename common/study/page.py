@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from common.evidence.ledger import Ledger, ratio, read_ledger
 from common.evidence.log import read_log
-from common.evidence.page import fill_block
+from common.evidence.page import fill_block, fill_blocks
 from common.evidence.score import BASELINE
 from common.evidence.text import spread_of
 from common.files import save_text
@@ -167,15 +167,8 @@ BLOCKS = {
 }
 
 
-def fill_findings(page: str) -> str:
-    """Fill each block of the page of findings from the committed figures."""
-    for block, describe in BLOCKS.items():
-        page = fill_block(page, block, describe())
-    return page
-
-
 def write() -> None:
-    save_text(PAGE, fill_findings(PAGE.read_text(encoding="utf-8")))
+    save_text(PAGE, fill_blocks(PAGE.read_text(encoding="utf-8"), BLOCKS))
     table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
     save_text(TABLE_PAGE, fill_block(text, "simulations", table))

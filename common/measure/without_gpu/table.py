@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.evidence.intervals import error_factors
-from common.evidence.page import fill_block
+from common.evidence.page import fill_blocks
 from common.files import save_text
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model
@@ -214,11 +214,5 @@ TABLES = {
 }
 
 
-def fill_page(page: str) -> str:
-    for block, write in TABLES.items():
-        page = fill_block(page, block, write())
-    return page
-
-
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
-    save_text(PAGE, fill_page(PAGE.read_text(encoding="utf-8")))
+    save_text(PAGE, fill_blocks(PAGE.read_text(encoding="utf-8"), TABLES))

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from common.evidence.intervals import error_factors
+from common.evidence.page import fill_blocks
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model, table
 from common.measure.without_gpu.gpu_model import Shares, predict
@@ -137,7 +138,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, word, tmp_path, monkey
 
 def test_the_tables_of_methods_and_optimizers_are_those_of_the_committed_figures():
     text = table.PAGE.read_text(encoding="utf-8")
-    assert table.fill_page(text) == text and text.count("without `methods.") == 7
+    assert fill_blocks(text, table.TABLES) == text and text.count("without `methods.") == 7
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_the_page_shows_these_rates(rates):
 
 def test_the_findings_on_the_page_are_those_of_the_committed_studies():
     text = page.PAGE.read_text(encoding="utf-8")
-    assert page.fill_findings(text) == text
+    assert page.fill_blocks(text, page.BLOCKS) == text
     assert "`optimized`" in page.describe_sweeps()
     with pytest.raises(ValueError, match="0 blocks are called x"):
         page.fill_block(text, "x", "")
