@@ -1,5 +1,6 @@
 """The largest micro-batch that fits into memory; out of memory, the smallest change that keeps the batch."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,13 @@ class OutOfMemory(UserError):
 
 
 @contextmanager
-def explain_out_of_memory(key: str, size: int, *, num_samples: int, kept: str) -> Iterator[None]:
+def explain_out_of_memory(
+    key: str, size: int, *, num_samples: int, kept: str, num_ranks: int = 1
+) -> Iterator[None]:
     """Turn a failed allocation in the block into an OutOfMemory that names the next smaller value of `key`.
 
-    `size` samples are computed at a time of `num_samples`; a smaller size leaves `kept` as it is.
+    `num_ranks` together compute `size` samples at a time of `num_samples`; a smaller size leaves `kept` as it
+    is.
     """
     try:
         yield
@@ -40,7 +44,7 @@ def explain_out_of_memory(key: str, size: int, *, num_samples: int, kept: str) -
         asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         smaller = next_smaller(size, num_samples)
         raise OutOfMemory(
-            f"out of memory with {size:,} sample(s) at a time"
+            f"out of memory with {math.ceil(size / num_ranks):,} sample(s) at a time"
             + (f", asking for {asked[1]}" if asked else ""),
             where=key,
             hint=f"--set {key}={smaller} keeps {kept}" if smaller else "more devices, or a smaller model",

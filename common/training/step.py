@@ -102,8 +102,10 @@ class Training:
 
     def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return how many predictions of a batch are right and how many there are, as integer scalars."""
-        size = self.config.evaluation_batch_size
-        with memory.explain_out_of_memory("evaluation_batch_size", size, num_samples=size, kept="the result"):
+        size, num_ranks = self.config.evaluation_batch_size, self.rank_info.world_size
+        with memory.explain_out_of_memory(
+            "evaluation_batch_size", size, num_samples=size, kept="the result", num_ranks=num_ranks
+        ):
             batch = self.prepare_batch(batch, None)
             with self.autocast(self.config.evaluation_precision):
                 outputs = model(**batch.inputs)

@@ -59,12 +59,14 @@ def test_following_the_message_leads_to_micro_batches_that_fit():
 def test_a_failed_allocation_names_the_next_smaller_size(allocate, asked):
     with (
         pytest.raises(UserError) as met,
-        memory.explain_out_of_memory("evaluation_batch_size", 256, num_samples=256, kept="the result"),
+        memory.explain_out_of_memory(
+            "evaluation_batch_size", 256, num_samples=256, kept="the result", num_ranks=8
+        ),
     ):
         allocate()
     hint = "--set evaluation_batch_size=128 keeps the result"
     assert (
-        str(met.value) == f"evaluation_batch_size: out of memory with 256 sample(s) at a time{asked}; {hint}"
+        str(met.value) == f"evaluation_batch_size: out of memory with 32 sample(s) at a time{asked}; {hint}"
     )
 
 
