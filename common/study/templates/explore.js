@@ -304,33 +304,35 @@ function answer(question, found, bold, rest) { return el("li", {}, `${question}:
 const isWhole = (item) => (item.isRun ? item.cell.numShown : item.n) === item.cell.numComplete;
 // A run that missed the target took no time to it.
 const hasNoMiss = (item) => item.cell.trains_on || (item.runs || [item]).every((run) => run.status !== 1);
-const timeBound = (item, side) => (isWhole(item) ? item.cell.bounds[clock]?.[side] ?? null : null);
+const boundOf = (item, name, side) => (isWhole(item) ? item.cell.bounds[name]?.[side] ?? null : null);
+const timeBound = (item, side) => boundOf(item, clock, side);
+const qualityBound = (item, side) => boundOf(item, "quality", side);
 
-function whatIsShown(isSingle, isApart) {
-  if (isSingle) return ` ${reference.cell.title} has a single run: no bounds.`;
+function noRecipe(able, does) {
+  return able.length ? `no recipe shown here ${does} in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : `no recipe shown here ${does}.`;
+}
+
+function whatIsShown(found, bound) {
+  if (bound(reference, 0) === null) return ` ${reference.cell.title} has a single run: no bounds.`;
+  const isApart = bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0);
   return isApart ? " Their bounds are apart: the difference is shown." : " Their bounds overlap: no difference is shown.";
 }
 
 function atSameQuality(question, better, pool, value, text, range, limit) {
   const bound = (item, side) => { const minutes = timeBound(item, side); return minutes === null ? null : value(item) * minutes / item.minutes; };
   const able = pool.filter((item) => item.quality >= limit && hasNoMiss(item)), found = least(able.filter((item) => timeBound(item, 1) !== null), (item) => bound(item, 1));
-  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, able.length ? `no recipe shown here has it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here has it.", "");
-  const same = found.cell === reference.cell, base = value(reference), isSingle = timeBound(reference, 0) === null;
-  const isApart = !isSingle && (bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0));
-  const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${whatIsShown(isSingle, isApart)}`;
+  if (!found) return answer(`${question} (${quality(limit)} or more)`, null, noRecipe(able, "has it"), "");
+  const same = found.cell === reference.cell, base = value(reference);
+  const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${whatIsShown(found, bound)}`;
   const spread = `${range ? between(found.minutesRange, range) : ""}, at most ${text(bound(found, 1))} by a bound that holds for all recipes together`;
   return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
 }
 
-const qualityBound = (item, side) => (isWhole(item) ? item.cell.bounds.quality?.[side] ?? null : null);
-
 function atSameCost(question, pool, value, text, limit) {
   const able = pool.filter((item) => value(item) <= limit), found = least(able.filter((item) => qualityBound(item, 0) !== null), (item) => qualityBound(item, 0), true);
-  if (!found) return answer(`${question} (at most ${text(limit)})`, null, able.length ? `no recipe shown here does it in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : "no recipe shown here does it.", "");
-  const same = found.cell === reference.cell, isSingle = qualityBound(reference, 0) === null;
-  const isApart = !isSingle && (qualityBound(found, 0) > qualityBound(reference, 1) || qualityBound(reference, 0) > qualityBound(found, 1));
-  const gain = (found.quality - reference.quality) * 100;
-  const against = same ? " None is shown to be better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${whatIsShown(isSingle, isApart)}`;
+  if (!found) return answer(`${question} (at most ${text(limit)})`, null, noRecipe(able, "does it"), "");
+  const same = found.cell === reference.cell, gain = (found.quality - reference.quality) * 100;
+  const against = same ? " None is shown to be better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${whatIsShown(found, qualityBound)}`;
   const spread = `${between(found.qualityRange, quality)}, at least ${quality(qualityBound(found, 0))} by a bound that holds for all recipes together`;
   return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)}${spread} for ${text(value(found))}, ${runsText(found)}.${against}`);
 }
