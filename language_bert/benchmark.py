@@ -69,6 +69,9 @@ class Benchmark(benchmark.Benchmark):
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
+        self.check_forms()
+
+    def check_forms(self) -> None:
         """Raise UserError for more shapes than a compiler takes before the clock runs.
 
         It compiles a layer for each number of sequences and of tokens, and the last layer of
@@ -76,9 +79,8 @@ class Benchmark(benchmark.Benchmark):
         """
         if not self.compiles_layers:
             return
-        if (
-            "compile" in self.methods and self.device.type == "cpu"
-        ):  # its attention has a slice for each sequence
+        is_on_cpu = self.device.type == "cpu"  # whose attention takes a slice for each sequence
+        if is_on_cpu and "compile" in self.methods:
             what = "would compile every packed batch anew on a CPU, because their lengths differ"
             raise UserError(what, where="methods.compile", hint="use methods.compile_layers={} in its place")
         counts = [(len(lengths), lengths.sum(), masked.sum()) for lengths, masked in self.synthetic_counts()]
@@ -95,9 +97,9 @@ class Benchmark(benchmark.Benchmark):
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield random tokens of typical lengths; on a GPU, or compiled, in all shapes of the training.
 
-        Raises UserError as prepare_loader does.
+        Raises UserError as `check_forms` does, before a warm-up compiles the first of them.
         """
-        self.prepare_loader()
+        self.check_forms()
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
@@ -114,10 +116,10 @@ class Benchmark(benchmark.Benchmark):
             if self.balances_parts:
                 deviation /= num_parts**0.5  # the parts share the deviation of the whole batch
             most, least = (int(lengths.sum() + sign * MOST_DEVIATIONS * deviation) for sign in (1, -1))
-            on_gpu = self.device.type == "cuda"
             if self.compiles_layers:
                 yield from self.counts_of_forms(lengths, most, least)
                 continue
+            on_gpu = self.device.type == "cuda"
             for num_tokens in (most, lengths.sum(), least) if on_gpu else (lengths.sum(),):
                 moved = shift_lengths(lengths, num_tokens, longest)
                 yield moved, self.num_masked(moved)

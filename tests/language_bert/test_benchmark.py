@@ -26,6 +26,10 @@ class OnGpu(Benchmark):
     device = torch.device("cuda")  # what it would warm up there; nothing is computed
 
 
+class OnCpu(Benchmark):
+    device = torch.device("cpu")  # also on a machine with a GPU
+
+
 @pytest.mark.parametrize(
     ("step", "factor"),
     [(0, 0), (40, 0.5), (80, 1), (399, 1), (400, 0.9), (800, 0.6561), (1000, 0.43046721), (1200, 0.31381),
@@ -119,7 +123,7 @@ def test_on_a_cpu_no_form_is_compiled_while_the_clock_runs():
     """Its last layer has a form for each number of masked tokens, too: more than are compiled."""
 
     def cpu(*settings):
-        return Benchmark(mini("optimized", *settings), seed=0)
+        return OnCpu(mini("optimized", *settings), seed=0)
 
     rounded = "methods.unpad.round_to=256", "methods.sparse_head.round_to=128"
     assert len(list(cpu().synthetic_counts())) == 1
