@@ -207,7 +207,7 @@ def predict_rate(
         return None
     architecture = load_rates()["devices"][device]["architecture"]
     kept = reversed([*list_counts(architecture, f"{benchmark}-*.json")])  # named by their torch
-    for figures in sorted(kept, key=lambda kept: release(kept["versions"]["torch"]) != release(torch)):
+    for figures in sorted(kept, key=lambda row: release(row["versions"]["torch"]) != release(torch)):
         is_asked = (figures["configuration"], figures["size"]) == (configuration, "full")
         if is_asked and shape in figures["training"]:
             return predict(figures, shape, device, row={"batch": batch}).samples_per_s

@@ -15,6 +15,7 @@ from common.evidence.page import fill_blocks
 from common.files import save_text
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model
+from common.measure.without_gpu.gpu_model import Prediction
 from common.measure.without_gpu.kernels import LIBRARY, OPTIMIZER
 from common.repository import ROOT
 
@@ -47,10 +48,17 @@ def write_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def device_titles() -> list[str]:
+    return [f"{device}, ms" for device in gpu_model.load_rates()["devices"]]
+
+
+def describe_step(step: Prediction) -> str:
+    return f"{step.step_ms:.1f} ({step.samples_per_s:,.0f}/s)"
+
+
 def write_costs(subject: str, rows: Iterable[list[str]]) -> str:
     """Write a table of `make_row`'s rows."""
-    devices = (f"{device}, ms" for device in gpu_model.load_rates()["devices"])
-    return write_table([subject, "launches", "GB", *devices], rows)
+    return write_table([subject, "launches", "GB", *device_titles()], rows)
 
 
 def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str, str]) -> list[str]:
@@ -100,7 +108,7 @@ def describe_configuration(name: str, kept: Mapping[str, Mapping[str, Figures]],
     compiled = kept[COUNTED][name]
     shape = SHAPES[compiled["benchmark"]]
     times_ms = {
-        prediction.device: f"{prediction.step_ms:.1f} ({prediction.samples_per_s:,.0f}/s)"
+        prediction.device: describe_step(prediction)
         for by_name in kept.values()
         if name in by_name
         for prediction in gpu_model.predict_devices(by_name[name], shape, part)
@@ -197,11 +205,9 @@ def write_fusions() -> str:
             classes = figures["training"][shape]["classes"]
             others_gb = sum(sums["gb"] for name, sums in classes.items() if name not in (*LIBRARY, OPTIMIZER))
             row = {"elementwise": 1 - saved_mb / 1e3 * area * figures["batch_size"] / others_gb}
-            predictions = gpu_model.predict_devices(figures, shape, row=row)
-            times += (f"{step.step_ms:.1f} ({step.samples_per_s:,.0f}/s)" for step in predictions)
+            times += map(describe_step, gpu_model.predict_devices(figures, shape, row=row))
         rows.append([title, *times])
-    devices = (f"{device}, ms" for device in gpu_model.load_rates()["devices"])
-    return write_table(["batch norm in convolutions", *devices], rows)
+    return write_table(["batch norm in convolutions", *device_titles()], rows)
 
 
 TABLES = {
