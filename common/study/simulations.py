@@ -7,7 +7,7 @@ README.md; tests/common/study/test_simulations.py keeps it true. Seeded, no torc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -231,14 +231,16 @@ def false_leaders(
 ) -> Iterator[bool]:
     """Yield whether one of many equal recipes is shown to be faster, or to end at a higher accuracy."""
     noise = generator.standard_normal((NUM_STUDIES, num_recipes, num_runs))
-    qualities = np.round((0.95 + QUALITY_SPREAD * noise) * NUM_IMAGES) / NUM_IMAGES
-    steps = dict.fromkeys(range(num_recipes), 1 / NUM_IMAGES)
-    if figure == "time, unequal":
-        noise[:, ::2] *= 3
-    for study in (np.exp(0.15 * noise) if figure != "quality" else qualities).tolist():
-        recipes = dict(enumerate(study))
-        of_time = figure != "quality"
-        bounds = (bound_times(recipes) if of_time else bound_qualities(recipes, steps)).values()
+    if figure == "quality":
+        studies = np.round((0.95 + QUALITY_SPREAD * noise) * NUM_IMAGES) / NUM_IMAGES
+        steps = dict.fromkeys(range(num_recipes), 1 / NUM_IMAGES)
+        bound = partial(bound_qualities, steps=steps)
+    else:
+        if figure == "time, unequal":
+            noise[:, ::2] *= 3
+        studies, bound = np.exp(0.15 * noise), partial(bound_times)
+    for study in studies.tolist():
+        bounds = bound(dict(enumerate(study))).values()
         yield min(high for _, high in bounds) < max(low for low, _ in bounds)
 
 
