@@ -29,7 +29,7 @@ from common.run.closed_keys import closed_keys
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
-from common.run.stepclock import StepClock, bottleneck, join_parts, time_left
+from common.run.stepclock import StepClock, bottleneck, duration, join_parts, time_left
 from common.training import distributed
 from common.training.benchmark import Benchmark
 from common.training.checkpoint import capture, modules, restore, write
@@ -78,6 +78,7 @@ class TrainingRun(Training):
         self.started = time.monotonic()  # run_start sets it anew
         self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
         self.first_step = 0  # of this process
+        self.shows_warm_up = False
         self.epoch: int | None = None  # that is open in the log
         every = config.checkpoint_every
         self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
@@ -86,6 +87,11 @@ class TrainingRun(Training):
     def num_samples(self) -> int:
         """The samples that all ranks have been trained on."""
         return self.clock.num_steps * self.config.global_batch_size
+
+    def report_warm_up(self, number: int, num_shapes: int) -> None:
+        if self.shows_warm_up:
+            waited = duration(time.monotonic() - self.started)
+            self.clock.occasional_line(f"  {waited}: {number} of {num_shapes} shapes are warmed up")
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
@@ -294,6 +300,7 @@ def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     log.start("init_start")
     with distributed.raise_on_all_ranks():
         benchmark.prepare_loader()
+    run.shows_warm_up = True
     run.initialize()
     log_head(log, run)
     wall, run.started = time.time(), time.monotonic()  # before the records: a slow disk is in the time

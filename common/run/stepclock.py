@@ -114,6 +114,12 @@ class StepClock:
         """Print one lasting line above the progress line."""
         self.console.print(Text(text))
 
+    def occasional_line(self, text: str) -> None:
+        """Print a lasting line, unless the one before is too recent."""
+        if time.monotonic() - self.printed_at >= PRINT_EVERY_S:
+            self.printed_at = time.monotonic()
+            self.line(text)
+
     def close(self) -> None:
         if self.live:
             self.live.stop()

@@ -74,6 +74,7 @@ class Training:
         shapes = list(self.shapes())
         largest_first = sorted(shapes, key=lambda shape: shape[0].num_elements, reverse=True)
         for number, (batch, step) in enumerate(largest_first):
+            self.report_warm_up(number, len(shapes))
             for _ in range(WARM_UP_CALLS):
                 before = time.perf_counter()
                 with self.explain_out_of_memory():
@@ -86,6 +87,9 @@ class Training:
         self.warm_up_evaluation()
         self.model.load_state_dict(state)
         torch.set_rng_state(random_state)
+
+    def report_warm_up(self, number: int, num_shapes: int) -> None:
+        """Called before each shape of a warm-up, in order from 0."""
 
     @torch.no_grad()
     def warm_up_evaluation(self) -> None:

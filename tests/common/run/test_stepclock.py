@@ -57,3 +57,25 @@ def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatc
     run.log.close()
     assert f"  {line}\n" in capsys.readouterr().out
     assert "loss" not in run.progress_line(1, 1.0, math.nan)  # it has not arrived from a GPU yet
+
+
+def test_a_long_warm_up_says_now_and_then_how_far_it_is(tmp_path, capsys, monkeypatch):
+    """The clock of this test moves 6 s with each shape, so every second shape has a line."""
+    run = build(load_config("language_bert", "optimized", size="mini", settings=SMALL).config, tmp_path)
+    now, add_gradients = [run.started], run.add_gradients
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    shapes = list(run.shapes()) * 5
+    monkeypatch.setattr(run, "shapes", lambda: iter(shapes))
+
+    def compute(batch, step, *, exchanged):
+        now[0] += 2.0  # a shape is computed three times
+        return add_gradients(batch, step, exchanged=exchanged)
+
+    monkeypatch.setattr(run, "add_gradients", compute)
+    for shown in (False, True):
+        run.shows_warm_up = shown
+        run.warm_up()
+    run.log.close()
+    lines = [line for line in capsys.readouterr().out.splitlines() if "warmed up" in line]
+    seen = ((30, 0), (42, 2), (54, 4))  # seconds and shapes of the second warm-up
+    assert lines == [f"  {seconds} s: {number} of 5 shapes are warmed up" for seconds, number in seen]
