@@ -31,7 +31,7 @@ from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
 from image_classification.data.resident import GIB, open_decoder, stored_bytes
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
-from image_classification.methods.blurpool import Blur
+from image_classification.methods.blurpool import Blur, MaxBlur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
 
 BENCH_SIZES_PX = {"full": (96, 128, 160, 176, 224), "mini": (56, 84, 112)}
@@ -138,9 +138,9 @@ class Probes(probes.Probes):
         yield from blur_parts(min(batch_size, 256), device, dtype)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield the blur, and the crop on a GPU: a CPU computes its reference anyway."""
+        """Yield the blur, also of a max-pool, and the crop on a GPU: a CPU computes its reference anyway."""
         device = self.benchmark.device
-        yield blur_pair(device)
+        yield from blur_pairs(device)
         if device.type == "cuda":
             yield crop_pair(device)
 
@@ -281,8 +281,11 @@ def blur_parts(batch_size: int, device: torch.device, dtype: torch.dtype) -> Ite
         yield Part(name=f"blurred shortcut, {name}", call=call, num_samples=batch_size)
 
 
-def blur_pair(device: torch.device) -> KernelPair:
-    """Return the blur of both strides in bfloat16 with its gradients, and the convolution it stands for."""
+def blur_pairs(device: torch.device) -> Iterator[KernelPair]:
+    """Yield the blur of both strides, and that after a max-pool, in bfloat16 with their gradients.
+
+    The plain forms convolve, in float32.
+    """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(PAIR_IMAGES, CHANNELS, SIZE_PX, SIZE_PX, generator=generator).bfloat16().to(device)
     plain = images.float().requires_grad_()
@@ -294,16 +297,24 @@ def blur_pair(device: torch.device) -> KernelPair:
     def blurred(stride: int) -> list[Tensor]:
         return with_gradient(Blur(stride=stride).to(device)(images), images)
 
-    def convolved(stride: int) -> list[Tensor]:
+    def convolved(values: Tensor, stride: int) -> list[Tensor]:
         weight = torch.tensor([1.0, 2.0, 1.0], device=device)
         filters = (weight[:, None] * weight / 16).expand(CHANNELS, 1, 3, 3)
-        return with_gradient(F.conv2d(plain, filters, stride=stride, padding=1, groups=CHANNELS), plain)
+        return with_gradient(F.conv2d(values, filters, stride=stride, padding=1, groups=CHANNELS), plain)
 
-    return KernelPair(
+    tolerance = 0.02  # bfloat16 keeps 8 bits
+    yield KernelPair(
         name="blur",
         kernel=lambda: blurred(1) + blurred(2),
-        plain=lambda: convolved(1) + convolved(2),
-        tolerance=0.02,  # bfloat16 keeps 8 bits
+        plain=lambda: convolved(plain, 1) + convolved(plain, 2),
+        tolerance=tolerance,
+    )
+    pool = nn.MaxPool2d(3, stride=1, padding=1)
+    yield KernelPair(
+        name="max-pool and blur",
+        kernel=lambda: with_gradient(MaxBlur(pool).to(device)(images), images),
+        plain=lambda: convolved(pool(plain), 2),
+        tolerance=tolerance,
     )
 
 

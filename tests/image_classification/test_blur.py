@@ -1,4 +1,4 @@
-"""The Triton kernel of the blur, interpreted, against the depthwise convolution that it stands for."""
+"""The Triton kernels of the blur, without and with a max-pool, interpreted, against what they stand for."""
 
 from tests.command import run_interpreted
 
@@ -31,3 +31,73 @@ assert "image_classification.kernels.blur_triton" in sys.modules
 
 def test_the_kernel_and_its_gradient_are_those_of_the_convolution():
     run_interpreted(KERNEL_AGAINST_CONVOLUTION)
+
+
+MAX_BLUR_AGAINST_ITS_PARTS = """
+import itertools
+import sys
+import torch
+import torch.nn.functional as F
+from torch import nn
+from image_classification.methods.blurpool import apply_blurpool
+
+def reduce_in_parts(images):
+    return torch.ops.ttt.blur(F.max_pool2d(images, 3, 1, 1), 2)
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.MaxPool2d(3, 2, 1))
+assert apply_blurpool(model) == 1
+shapes = (8, 7, 9), (16, 1, 1), (24, 2, 3), (192, 3, 4)  # the last: 2 and 3 programs an image
+layouts = itertools.cycle((torch.channels_last, torch.contiguous_format))
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    for shape in shapes:
+        for has_ties in (False, True):
+            images = torch.randn(2, *shape)
+            images = (2 * images).round().relu() if has_ties else images
+            images = images.to(dtype).contiguous(memory_format=next(layouts)).requires_grad_()
+            expected, reduced = reduce_in_parts(images), model(images)
+            assert reduced.is_contiguous(memory_format=torch.channels_last) and reduced.dtype == dtype
+            assert torch.equal(reduced, expected), (dtype, shape)
+            # every sum is a whole number below 256: exact in any order and type
+            upstream = 16.0 * torch.randint(-1, 2, expected.shape).to(dtype)
+            gradients = [torch.autograd.grad(one, images, upstream)[0] for one in (reduced, expected)]
+            assert torch.equal(*gradients), (dtype, shape)
+
+images = torch.randn(2, 8, 7, 9, requires_grad=True)
+expected, reduced = reduce_in_parts(images), model(images)
+upstream = torch.randn_like(expected)
+gradients = [torch.autograd.grad(one, images, upstream)[0] for one in (reduced, expected)]
+torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
+assert "image_classification.kernels.max_blur_triton" in sys.modules
+
+with torch.no_grad():
+    images[0, 0, 3, 3], images[0, 1, 6, 8] = float("nan"), float("inf")
+    assert torch.equal(model(images).nan_to_num(), reduce_in_parts(images).nan_to_num())
+    assert model(images)[0, 0].isnan().any() and model(images)[0, 1].isinf().any()
+    assert model(images[:0]).shape == (0, 8, 4, 5)
+torch.library.opcheck(torch.ops.ttt.max_blur.default, (torch.randn(1, 8, 3, 4, requires_grad=True),))
+"""
+
+
+def test_max_pool_and_blur_in_one_kernel_are_those_of_two():
+    run_interpreted(MAX_BLUR_AGAINST_ITS_PARTS)
+
+
+OTHER_POOLS = """
+import torch
+from torch import nn
+from image_classification.methods.blurpool import apply_blurpool
+
+torch.manual_seed(0)
+images = torch.randn(2, 4, 7, 9)
+for settings in ({"kernel_size": 2}, {"kernel_size": 3}, {"kernel_size": 5, "padding": 2}):
+    pool = nn.MaxPool2d(**settings | {"stride": 2})
+    model = nn.Sequential(pool)
+    assert apply_blurpool(model) == 1
+    dense = nn.MaxPool2d(pool.kernel_size, 1, pool.padding)
+    assert torch.equal(model(images), torch.ops.ttt.blur(dense(images), 2))
+"""
+
+
+def test_other_pools_are_blurred_by_themselves():
+    run_interpreted(OTHER_POOLS)

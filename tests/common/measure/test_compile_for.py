@@ -138,7 +138,10 @@ def test_combined_kernels_are_fewer_and_move_the_same_bytes():
 @pytest.mark.parametrize(
     ("benchmark", "kernels"),
     [
-        ("image_classification", ["blur_kernel", "crop_resize_kernel"]),
+        (
+            "image_classification",
+            ["blur_kernel", "crop_resize_kernel", "max_blur_backward_kernel", "max_blur_kernel"],
+        ),
         ("language_bert", ["cross_entropy_kernel"]),
     ],
 )
