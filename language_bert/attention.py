@@ -19,15 +19,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
+from language_bert.kernels.attention import packed_attention
 
 KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
+    "triton": "triton",  # the suite's own, on Hopper faster than FlashAttention 2
     "flash_attn": "flash_attn",  # FlashAttention 2, the only one with ALiBi's biases
     "torch_flash": "torch",  # FlashAttention 2 inside torch
     "torch_cudnn": "torch",  # only by name: nothing here has run it on a sequence of no token
 }
 CUDNN_VERSION = 91800  # the first with packed sequences that torch takes
-CUDNN_MAJORS, FA3_MAJORS = (9, 10), (9,)  # of the compute capability
+CUDNN_MAJORS, HOPPER, AMPERE_ON = (9, 10), (9,), (8, 9, 10, 11, 12)  # of the compute capability
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more groups have less padding and more calls
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
@@ -153,8 +155,10 @@ def why_absent(kernel: str, *, needs_bias: bool) -> str:
         return "it takes no ALiBi"
     if find_spec(KERNELS[kernel]) is None:
         return "it is not installed"
-    if kernel == "flash_attn_interface" and not has_capability(FA3_MAJORS):
+    if kernel == "flash_attn_interface" and not has_capability(HOPPER):
         return "it needs a GPU of compute capability 9.0"
+    if kernel == "triton" and not has_capability(AMPERE_ON):
+        return "it needs a GPU of compute capability 8.0"
     if kernel == "torch_cudnn":
         from torch.nn.attention import varlen  # noqa: F401  # defines the operator
 
@@ -173,7 +177,8 @@ def choose_kernel(name: str, *, needs_bias: bool = False) -> str:
     """
     usable = (kernel for kernel in KERNELS if not why_absent(kernel, needs_bias=needs_bias))
     if name == "auto":
-        name = next((kernel for kernel in usable if kernel != "torch_cudnn"), "torch_flash")
+        slower = {"torch_cudnn"} if has_capability(HOPPER) else {"torch_cudnn", "triton"}
+        name = next((kernel for kernel in usable if kernel not in slower), "torch_flash")
     elif reason := why_absent(name, needs_bias=needs_bias):
         raise UserError(f"{name} cannot be used: {reason}", hint=f"there is {', '.join(['auto', *usable])}")
     activate_flash_attention_3(name == "flash_attn_interface")
@@ -197,6 +202,8 @@ def activate_flash_attention_3(is_chosen: bool) -> None:
 
 def gpu_kernel(name: str) -> Kernel:
     """Get a kernel by its name, in compiled code too: nothing is looked up."""
+    if name == "triton":
+        return packed_attention
     if name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 

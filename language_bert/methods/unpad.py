@@ -157,12 +157,13 @@ class Unpad(Method):
             default=True,
             description="partition a batch by length, so that ranks and micro-batches have equal tokens",
         )
-        attention: Literal["auto", "flash_attn_interface", "flash_attn", "torch_flash", "torch_cudnn"] = (
-            Field(
-                default="auto",
-                description="the kernel of attention on a GPU: of FlashAttention 3 or 2, of torch, or of "
-                "cuDNN; auto is the first that is there, never cuDNN's",
-            )
+        attention: Literal[
+            "auto", "flash_attn_interface", "triton", "flash_attn", "torch_flash", "torch_cudnn"
+        ] = Field(
+            default="auto",
+            description="the kernel of attention on a GPU: of FlashAttention 3, the suite's own, of "
+            "FlashAttention 2, of torch, or of cuDNN; auto is the first that is there, the suite's own on "
+            "Hopper only, and never cuDNN's",
         )
 
     kernel, switches = "torch_flash", False

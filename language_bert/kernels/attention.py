@@ -1,0 +1,95 @@
+"""Attention over packed sequences on Hopper: three Triton kernels, forward, and one for each factor backward.
+
+FlashAttention 2 was written for the A100's matrix instructions; on an H100 or H200 it reaches a fifth of the
+rate of a large matrix product. Triton compiles these kernels to Hopper's own instructions. A program holds a
+block of queries (backward also one of keys) in registers and passes over the blocks of its own sequence, so
+scores never lie in memory. Nothing is added across programs: the result does not depend on their order.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
+) -> Tensor:
+    """Return softmax(query key^T / sqrt(head_size)) value, every sequence seeing only itself.
+
+    Queries and the result are (num_queries, num_heads, head_size), keys and values (num_keys, num_heads,
+    head_size); sequence i has the rows cu_queries[i] to cu_queries[i + 1], int32, and at most `max_q` of
+    them, likewise for keys. On a GPU, or with TRITON_INTERPRET=1.
+    """
+    attended: Tensor = torch.ops.ttt.attention(query, key, value, cu_queries, cu_keys, max_q, max_k)[0]
+    return attended
+
+
+@torch.library.custom_op("ttt::attention", mutates_args=())
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
+) -> tuple[Tensor, Tensor]:
+    """Return what `packed_attention` does, and the logarithms (num_heads, num_queries) of softmax's sums."""
+    from language_bert.kernels.attention_triton import attention_triton
+
+    return attention_triton(query, key, value, cu_queries, cu_keys, max_q)
+
+
+@torch.library.custom_op("ttt::attention_backward", mutates_args=())
+def attention_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Tensor,
+    log_sums: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Differentiate `attention` by query, key and value: their gradients, each contiguous."""
+    from language_bert.kernels.attention_triton import attention_backward_triton
+
+    saved = (query, key, value, attended, log_sums)
+    return attention_backward_triton(gradient, *saved, cu_queries, cu_keys, max_q, max_k)
+
+
+@attention.register_fake
+def allocate_attended(
+    query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
+) -> tuple[Tensor, Tensor]:
+    log_sums = query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+    return query.new_empty(query.shape), log_sums
+
+
+@attention_backward.register_fake
+def allocate_gradients(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Tensor,
+    log_sums: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, cu_queries, cu_keys, ctx.max_q, ctx.max_k = inputs
+    ctx.save_for_backward(query, key, value, *output, cu_queries, cu_keys)
+    ctx.set_materialize_grads(False)
+
+
+def differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    gradients: tuple[Tensor | None, ...] = (None, None, None)
+    if gradient is not None:
+        gradients = attention_backward(gradient, *ctx.saved_tensors, ctx.max_q, ctx.max_k)
+    return *gradients, None, None, None, None
+
+
+attention.register_autograd(differentiate, setup_context=keep)

@@ -1,0 +1,334 @@
+"""The Triton kernels of attention.py, in a module of their own: they are imported only where they run."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Blocks(NamedTuple):
+    """The rows of the block that a program keeps and of those that it passes over; warps and stages."""
+
+    kept: int
+    passed: int
+    num_warps: int
+    num_stages: int
+
+
+FORWARD = Blocks(kept=128, passed=64, num_warps=4, num_stages=3)
+OF_QUERIES = Blocks(kept=128, passed=64, num_warps=8, num_stages=3)
+OF_KEYS = Blocks(kept=128, passed=64, num_warps=8, num_stages=2)
+LOG2_E = math.log2(math.e)
+
+
+def attention_triton(
+    query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int
+) -> tuple[Tensor, Tensor]:
+    """Return the attended values and log2 of softmax's sums, see `attention`."""
+    num_queries, num_heads, head_size = query.shape
+    attended = query.new_empty(query.shape)
+    log_sums = query.new_empty((num_heads, num_queries), dtype=torch.float32)
+    query, key, value = (with_whole_rows(x) for x in (query, key, value))
+    grid = (triton.cdiv(max_q, FORWARD.kept), num_heads, len(cu_keys) - 1)
+    with torch.cuda.device_of(query):
+        attention_kernel[grid](
+            *(query, key, value, attended, log_sums, cu_queries, cu_keys),
+            *(query.stride(0), key.stride(0), value.stride(0)),
+            num_queries,
+            LOG2_E / math.sqrt(head_size),
+            NUM_HEADS=num_heads,
+            HEAD_SIZE=head_size,
+            **settings(FORWARD),
+        )
+    return attended, log_sums
+
+
+def attention_backward_triton(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Tensor,
+    log_sums: Tensor,
+    cu_queries: Tensor,
+    cu_keys: Tensor,
+    max_q: int,
+    max_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value; the kernel of the first leaves what the second needs."""
+    num_queries, num_heads, head_size = query.shape
+    gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    gradient, query, key, value = (with_whole_rows(x) for x in (gradient, query, key, value))
+    products = torch.empty_like(log_sums)
+    strides = (query.stride(0), key.stride(0), value.stride(0), gradient.stride(0), num_queries)
+    scales = (LOG2_E / math.sqrt(head_size), 1 / math.sqrt(head_size))
+    sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size}
+    num_sequences = len(cu_keys) - 1
+    with torch.cuda.device_of(query):
+        attention_backward_queries_kernel[(triton.cdiv(max_q, OF_QUERIES.kept), num_heads, num_sequences)](
+            *(query, key, value, attended, gradient, log_sums, products, gradients[0], cu_queries, cu_keys),
+            *(*strides, *scales),
+            **sizes,
+            **settings(OF_QUERIES),
+        )
+        attention_backward_keys_kernel[(triton.cdiv(max_k, OF_KEYS.kept), num_heads, num_sequences)](
+            *(query, key, value, gradient, log_sums, products, *gradients[1:], cu_queries, cu_keys),
+            *(*strides, *scales),
+            **sizes,
+            **settings(OF_KEYS),
+        )
+    return gradients
+
+
+def with_whole_rows(x: Tensor) -> Tensor:
+    # (tokens, heads, size), with the heads of a token next to each other in memory
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
+def settings(blocks: Blocks) -> dict[str, int | bool]:
+    return {
+        "KEPT": blocks.kept,
+        "PASSED": blocks.passed,
+        "num_warps": blocks.num_warps,
+        "num_stages": blocks.num_stages,
+        "enable_fp_fusion": True,  # multiply and add in one instruction: not Triton's default from 3.10 on
+    }
+
+
+@triton.jit
+def rows_of(cu_seqlens):
+    # The first row of this program's sequence, for offsets in memory, and the number of its rows.
+    first = tl.load(cu_seqlens + tl.program_id(2))
+    return first.to(tl.int64), tl.load(cu_seqlens + tl.program_id(2) + 1) - first
+
+
+@triton.jit
+def load_rows(x, rows, num_rows, stride, HEAD_SIZE: tl.constexpr, IS_LAST: tl.constexpr):
+    # (rows, head size); in a last block, zeros past the end of the sequence.
+    places = x + rows[:, None] * stride + tl.arange(0, HEAD_SIZE)[None, :]
+    if IS_LAST:
+        return tl.load(places, mask=(rows < num_rows)[:, None], other=0.0)
+    return tl.load(places)
+
+
+@triton.jit
+def store_rows(x, values, rows, num_rows, stride, HEAD_SIZE: tl.constexpr):
+    places = x + rows[:, None] * stride + tl.arange(0, HEAD_SIZE)[None, :]
+    tl.store(places, values.to(x.dtype.element_ty), mask=(rows < num_rows)[:, None])
+
+
+@triton.jit
+def attention_kernel(
+    query,
+    key,
+    value,
+    attended,
+    log_sums,
+    cu_queries,
+    cu_keys,
+    query_stride,
+    key_stride,
+    value_stride,
+    num_queries,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    KEPT: tl.constexpr,
+    PASSED: tl.constexpr,
+):
+    """Compute a block of queries of one head. Sums are corrected whenever a larger score appears."""
+    head = tl.program_id(1)
+    first, length = rows_of(cu_queries)
+    if tl.program_id(0) * KEPT >= length:
+        return
+    first_key, num_keys = rows_of(cu_keys)
+    rows = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    query += first * query_stride + head * HEAD_SIZE
+    key += first_key * key_stride + head * HEAD_SIZE
+    value += first_key * value_stride + head * HEAD_SIZE
+    q = load_rows(query, rows, length, query_stride, HEAD_SIZE, True)
+    state = (  # the weighted sums of values, the sums of weights, and the largest scores
+        tl.zeros((KEPT, HEAD_SIZE), tl.float32),
+        tl.zeros((KEPT,), tl.float32),
+        tl.full((KEPT,), -float("inf"), tl.float32),
+    )
+    last = num_keys // PASSED * PASSED
+    for start in range(0, last, PASSED):
+        state = attend(state, q, key, value, start, num_keys, key_stride, value_stride, scale, PASSED, False)
+    if last < num_keys:
+        state = attend(state, q, key, value, last, num_keys, key_stride, value_stride, scale, PASSED, True)
+    totals, sums, largest = state
+    tl.store(log_sums + head * num_queries + first + rows, largest + tl.log2(sums), mask=rows < length)
+    attended += (first * NUM_HEADS + head) * HEAD_SIZE
+    store_rows(attended, totals / sums[:, None], rows, length, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+
+
+@triton.jit
+def attend(
+    state,
+    q,
+    key,
+    value,
+    start,
+    num_keys,
+    key_stride,
+    value_stride,
+    scale,
+    PASSED: tl.constexpr,
+    IS_LAST: tl.constexpr,
+):
+    """Pass over one block of keys and values."""
+    totals, sums, largest = state
+    rows = start + tl.arange(0, PASSED)
+    k = load_rows(key, rows, num_keys, key_stride, q.shape[1], IS_LAST)
+    v = load_rows(value, rows, num_keys, value_stride, q.shape[1], IS_LAST)
+    scores = tl.dot(q, tl.trans(k)) * scale
+    if IS_LAST:
+        scores = tl.where((rows < num_keys)[None, :], scores, -float("inf"))
+    larger = tl.maximum(largest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - larger[:, None])
+    shrink = tl.exp2(largest - larger)
+    sums = sums * shrink + tl.sum(weights, axis=1)
+    totals = tl.dot(weights.to(v.dtype), v, totals * shrink[:, None])
+    return totals, sums, larger
+
+
+@triton.jit
+def attention_backward_queries_kernel(
+    query,
+    key,
+    value,
+    attended,
+    gradient,
+    log_sums,
+    products,
+    query_gradient,
+    cu_queries,
+    cu_keys,
+    query_stride,
+    key_stride,
+    value_stride,
+    gradient_stride,
+    num_queries,
+    scale,
+    factor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    KEPT: tl.constexpr,
+    PASSED: tl.constexpr,
+):
+    """Compute the gradient of a block of queries, and keep `products` of each row with its gradient.
+
+    Keys past the end of the sequence are zeros, so what their scores are does not matter.
+    """
+    head = tl.program_id(1)
+    first, length = rows_of(cu_queries)
+    if tl.program_id(0) * KEPT >= length:
+        return
+    first_key, num_keys = rows_of(cu_keys)
+    rows = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    query += first * query_stride + head * HEAD_SIZE
+    gradient += first * gradient_stride + head * HEAD_SIZE
+    key += first_key * key_stride + head * HEAD_SIZE
+    value += first_key * value_stride + head * HEAD_SIZE
+    offset = (first * NUM_HEADS + head) * HEAD_SIZE
+    q = load_rows(query, rows, length, query_stride, HEAD_SIZE, True)
+    g = load_rows(gradient, rows, length, gradient_stride, HEAD_SIZE, True)
+    output = load_rows(attended + offset, rows, length, NUM_HEADS * HEAD_SIZE, HEAD_SIZE, True)
+    product = tl.sum(output.to(tl.float32) * g.to(tl.float32), axis=1)
+    places = head * num_queries + first + rows
+    tl.store(products + places, product, mask=rows < length)
+    log_sum = tl.load(log_sums + places, mask=rows < length, other=0.0)
+    total = tl.zeros((KEPT, HEAD_SIZE), tl.float32)
+    last = num_keys // PASSED * PASSED
+    for start in range(0, last, PASSED):
+        keys = start + tl.arange(0, PASSED)
+        k = load_rows(key, keys, num_keys, key_stride, HEAD_SIZE, False)
+        v = load_rows(value, keys, num_keys, value_stride, HEAD_SIZE, False)
+        total = add_query_gradient(total, q, g, k, v, log_sum, product, scale)
+    if last < num_keys:
+        keys = last + tl.arange(0, PASSED)
+        k = load_rows(key, keys, num_keys, key_stride, HEAD_SIZE, True)
+        v = load_rows(value, keys, num_keys, value_stride, HEAD_SIZE, True)
+        total = add_query_gradient(total, q, g, k, v, log_sum, product, scale)
+    store_rows(query_gradient + offset, total * factor, rows, length, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+
+
+@triton.jit
+def add_query_gradient(total, q, g, k, v, log_sum, product, scale):
+    weights = tl.exp2(tl.dot(q, tl.trans(k)) * scale - log_sum[:, None])
+    of_scores = weights * (tl.dot(g, tl.trans(v)) - product[:, None])
+    return tl.dot(of_scores.to(k.dtype), k, total)
+
+
+@triton.jit
+def attention_backward_keys_kernel(
+    query,
+    key,
+    value,
+    gradient,
+    log_sums,
+    products,
+    key_gradient,
+    value_gradient,
+    cu_queries,
+    cu_keys,
+    query_stride,
+    key_stride,
+    value_stride,
+    gradient_stride,
+    num_queries,
+    scale,
+    factor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_SIZE: tl.constexpr,
+    KEPT: tl.constexpr,
+    PASSED: tl.constexpr,
+):
+    """Compute the gradients of a block of keys and values, from scores that are transposed.
+
+    Queries past the end of the sequence are zeros, and so are their gradients and products: they add nothing.
+    """
+    head = tl.program_id(1)
+    first_key, num_keys = rows_of(cu_keys)
+    if tl.program_id(0) * KEPT >= num_keys:
+        return
+    first, length = rows_of(cu_queries)
+    keys = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
+    query += first * query_stride + head * HEAD_SIZE
+    gradient += first * gradient_stride + head * HEAD_SIZE
+    key += first_key * key_stride + head * HEAD_SIZE
+    value += first_key * value_stride + head * HEAD_SIZE
+    k = load_rows(key, keys, num_keys, key_stride, HEAD_SIZE, True)
+    v = load_rows(value, keys, num_keys, value_stride, HEAD_SIZE, True)
+    log_sums += head * num_queries + first
+    products += head * num_queries + first
+    of_keys = tl.zeros((KEPT, HEAD_SIZE), tl.float32)
+    of_values = tl.zeros((KEPT, HEAD_SIZE), tl.float32)
+    last = length // PASSED * PASSED
+    for start in range(0, last, PASSED):
+        rows = start + tl.arange(0, PASSED)
+        q = load_rows(query, rows, length, query_stride, HEAD_SIZE, False)
+        g = load_rows(gradient, rows, length, gradient_stride, HEAD_SIZE, False)
+        log_sum, product = tl.load(log_sums + rows), tl.load(products + rows)
+        of_keys, of_values = add_key_gradients(of_keys, of_values, q, g, k, v, log_sum, product, scale)
+    if last < length:
+        rows = last + tl.arange(0, PASSED)
+        q = load_rows(query, rows, length, query_stride, HEAD_SIZE, True)
+        g = load_rows(gradient, rows, length, gradient_stride, HEAD_SIZE, True)
+        log_sum = tl.load(log_sums + rows, mask=rows < length, other=0.0)
+        product = tl.load(products + rows, mask=rows < length, other=0.0)
+        of_keys, of_values = add_key_gradients(of_keys, of_values, q, g, k, v, log_sum, product, scale)
+    offset = (first_key * NUM_HEADS + head) * HEAD_SIZE
+    store_rows(key_gradient + offset, of_keys * factor, keys, num_keys, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+    store_rows(value_gradient + offset, of_values, keys, num_keys, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+
+
+@triton.jit
+def add_key_gradients(of_keys, of_values, q, g, k, v, log_sum, product, scale):
+    weights = tl.exp2(tl.dot(k, tl.trans(q)) * scale - log_sum[None, :])
+    of_scores = weights * (tl.dot(v, tl.trans(g)) - product[None, :])
+    return tl.dot(of_scores.to(q.dtype), q, of_keys), tl.dot(weights.to(g.dtype), g, of_values)
