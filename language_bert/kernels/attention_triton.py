@@ -18,9 +18,9 @@ class Blocks(NamedTuple):
     num_stages: int
 
 
-FORWARD = Blocks(kept=128, passed=64, num_warps=4, num_stages=3)
-OF_QUERIES = Blocks(kept=128, passed=64, num_warps=8, num_stages=3)
-OF_KEYS = Blocks(kept=128, passed=64, num_warps=8, num_stages=2)
+FORWARD = Blocks(kept=64, passed=64, num_warps=4, num_stages=3)
+OF_QUERIES = Blocks(kept=64, passed=32, num_warps=4, num_stages=3)
+OF_KEYS = Blocks(kept=64, passed=32, num_warps=4, num_stages=3)
 LOG2_E = math.log2(math.e)
 
 
