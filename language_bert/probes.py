@@ -221,7 +221,9 @@ def fp8_pair(device: torch.device) -> KernelPair:
     state = *scales, *currents
     return KernelPair(
         name="8-bit product",
-        kernel=lambda: with_gradients(lambda *xw: Fp8Product.apply(*xw, torch.bfloat16, *state), inputs),
+        kernel=lambda: with_gradients(
+            lambda *xw: Fp8Product.apply(*xw, None, torch.bfloat16, *state), inputs
+        ),
         plain=lambda: with_gradients(F.linear, inputs),
         tolerance=0.1,  # E4M3 keeps 4 bits
     )

@@ -46,6 +46,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
+from language_bert.kernels.transpose import transpose_bytes
 from language_bert.methods.unpad import require_packed, resolve_rounding
 from language_bert.model import PackedBert, autocast_dtype
 
@@ -71,41 +72,55 @@ def quantize(x: Tensor, scale: Tensor, current: Tensor, dtype: torch.dtype) -> T
     return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def product(a: Tensor, b: Tensor, scales: tuple[Tensor, Tensor], dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """Return a (M, K) times b (K, N), both in 8 bits, rescaled, in `dtype`; b is column-major.
+def product(
+    a: Tensor,
+    b: Tensor,
+    scales: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    *,
+    fast: bool,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Return a (M, K) times b (K, N), both in 8 bits, rescaled, plus bias (N,), in `dtype`.
 
-    `fast` sums in Hopper's matrix units alone, with 14 bits: enough forward, not for gradients.
-    torch.compile and CPUs support this private function earlier than the public `F.scaled_mm`.
+    `b` is column-major. `fast` sums in Hopper's matrix units alone, with 14 bits: enough forward, not for
+    gradients. torch.compile and CPUs support this private function earlier than `F.scaled_mm`.
     """
-    return torch._scaled_mm(a, b, scale_a=scales[0], scale_b=scales[1], out_dtype=dtype, use_fast_accum=fast)
+    scaled = {"scale_a": scales[0], "scale_b": scales[1]}
+    return torch._scaled_mm(a, b, **scaled, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
 def to_column_major(x: Tensor) -> Tensor:
-    return x.t().contiguous().t()
+    return transpose_bytes(x).t()
 
 
 class Fp8Product(torch.autograd.Function):
-    """x (T, K) times the transpose of weight (N, K) in `dtype`, and both gradients, all in 8 bits.
+    """x (T, K) times the transpose of weight (N, K), plus bias (N,), in `dtype`, and the gradients.
 
-    `state` are the scales and then the current scales of input, weight and gradient; the latter are changed.
+    Products are in 8 bits. `state` are the scales and then the current scales of input, weight and gradient;
+    the latter are changed.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype, *state: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *state: Tensor
+    ) -> Tensor:
         x_scale, weight_scale, scale, x_current, weight_current, current = state
         x8 = quantize(x, x_scale, x_current, VALUES)
         weight8 = quantize(weight, weight_scale, weight_current, VALUES)
         ctx.save_for_backward(x8, x_scale, weight8, weight_scale, scale, current)
-        return product(x8, weight8.t(), (x_scale, weight_scale), dtype, fast=True)
+        bias = None if bias is None else bias.to(dtype)
+        return product(x8, weight8.t(), (x_scale, weight_scale), dtype, fast=True, bias=bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x8, x_scale, weight8, weight_scale, scale, current = ctx.saved_tensors
         g8, dtype = quantize(gradient, scale, current, GRADIENTS), gradient.dtype
         for_x = product(g8, to_column_major(weight8), (scale, weight_scale), dtype, fast=False)
-        transposed = g8.t().contiguous()
+        transposed = transpose_bytes(g8)
         for_weight = product(transposed, to_column_major(x8), (scale, x_scale), dtype, fast=False)
-        return for_x, for_weight, *[None] * (1 + 2 * len(DTYPES))
+        for_bias = gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
+        return for_x, for_weight, for_bias, *[None] * (1 + 2 * len(DTYPES))
 
 
 class Fp8Linear(nn.Linear):
@@ -132,9 +147,9 @@ class Fp8Linear(nn.Linear):
             return super().forward(x)
         dtype = autocast_dtype(x)
         y: Tensor = Fp8Product.apply(
-            x, self.weight, dtype, *self.buffers_of("scale"), *self.buffers_of("current")
+            x, self.weight, self.bias, dtype, *self.buffers_of("scale"), *self.buffers_of("current")
         )
-        return y if self.bias is None else y + self.bias.to(dtype)
+        return y
 
 
 def use_fp8(model: Packed) -> Packed:

@@ -13,6 +13,7 @@ from language_bert.benchmark import Benchmark
 from language_bert.methods import fp8
 from language_bert.methods.fp8 import DTYPES, GRADIENTS, HISTORY_STEPS, VALUES, Fp8Linear, product, quantize
 from language_bert.probes import Probes, fp8_pair
+from tests.command import run_interpreted
 from tests.common.training import checkpointed
 from tests.language_bert.configs import mini
 from tests.language_bert.test_parity import apply_methods
@@ -114,8 +115,9 @@ def test_scales_are_those_of_the_largest_values_of_the_last_steps():
     assert [scale.item() for scale in other.buffers_of("scale")][:2] == before[:2]
 
 
-def multiply_plainly(a, b, scales, dtype, *, fast):
-    return (a.float() @ b.float() * (scales[0] * scales[1])).to(dtype)
+def multiply_plainly(a, b, scales, dtype, *, fast, bias=None):
+    result = a.float() @ b.float() * (scales[0] * scales[1])
+    return (result if bias is None else result + bias).to(dtype)
 
 
 @pytest.fixture
@@ -163,8 +165,9 @@ def test_the_product_is_that_of_its_rounded_factors():
     torch.manual_seed(0)
     a, b = torch.randn(32, 48).to(GRADIENTS), torch.randn(64, 48).to(VALUES)
     factors = a, b.t(), (torch.tensor(3.0), torch.tensor(0.01)), torch.bfloat16
-    one, other = product(*factors, fast=False), multiply_plainly(*factors, fast=False)
-    torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
+    for bias in (None, torch.randn(64).bfloat16()):
+        one, other = (multiply(*factors, fast=False, bias=bias) for multiply in (product, multiply_plainly))
+        torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
 
 
 @pytest.mark.on_demand
@@ -248,3 +251,21 @@ def test_a_gpu_without_8_bits_is_refused_in_one_line_before_anything_is_written(
         dispatch(["run", "language_bert", "optimized_fp8", "--results", str(tmp_path / "results")])
     assert "\n" not in str(refusal.value) and "optimized" in refusal.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+TRANSPOSE_AGAINST_TORCH = """
+import torch
+from language_bert.kernels.transpose import transpose_bytes
+
+for shape in ((16, 16), (128, 256), (144, 272), (130, 5)):  # parts of a tile, a tile and two
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        matrix = torch.randn(shape).to(dtype)
+        transposed = transpose_bytes(matrix)
+        assert transposed.dtype == dtype and transposed.is_contiguous()
+        assert torch.equal(transposed.view(torch.uint8), matrix.view(torch.uint8).t())
+torch.library.opcheck(torch.ops.ttt.transpose_bytes.default, (torch.zeros(16, 32, dtype=torch.uint8),))
+"""
+
+
+def test_the_kernel_transposes_every_tile():
+    run_interpreted(TRANSPOSE_AGAINST_TORCH)
