@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
-from language_bert.kernels.attention import packed_attention
+from language_bert.kernels.attention import HEAD_SIZES, packed_attention
 
 KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
@@ -149,8 +149,8 @@ def has_capability(majors: tuple[int, ...]) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in majors
 
 
-def why_absent(kernel: str, *, needs_bias: bool) -> str:
-    """Return why this machine has no such kernel, "" if it has it."""
+def why_absent(kernel: str, *, needs_bias: bool = False, head_size: int = 64) -> str:
+    """Return why this machine has no such kernel for heads of this size, "" if it has it."""
     if needs_bias and kernel != "flash_attn":
         return "it takes no ALiBi"
     if find_spec(KERNELS[kernel]) is None:
@@ -159,6 +159,8 @@ def why_absent(kernel: str, *, needs_bias: bool) -> str:
         return "it needs a GPU of compute capability 9.0"
     if kernel == "triton" and not has_capability(AMPERE_ON):
         return "it needs a GPU of compute capability 8.0"
+    if kernel == "triton" and head_size not in HEAD_SIZES:
+        return f"it takes heads of {', '.join(map(str, HEAD_SIZES))} values, not of {head_size}"
     if kernel == "torch_cudnn":
         from torch.nn.attention import varlen  # noqa: F401  # defines the operator
 
@@ -170,16 +172,17 @@ def why_absent(kernel: str, *, needs_bias: bool) -> str:
     return ""
 
 
-def choose_kernel(name: str, *, needs_bias: bool = False) -> str:
+def choose_kernel(name: str, *, needs_bias: bool = False, head_size: int = 64) -> str:
     """Return the kernel of this name, for `auto` the first that is there, and make torch's operator call it.
 
     Raises UserError, without a place, for a kernel that is not there, or that takes no ALiBi.
     """
-    usable = (kernel for kernel in KERNELS if not why_absent(kernel, needs_bias=needs_bias))
+    needs: dict[str, Any] = {"needs_bias": needs_bias, "head_size": head_size}
+    usable = (kernel for kernel in KERNELS if not why_absent(kernel, **needs))
     if name == "auto":
         slower = {"torch_cudnn"} if has_capability(HOPPER) else {"torch_cudnn", "triton"}
         name = next((kernel for kernel in usable if kernel not in slower), "torch_flash")
-    elif reason := why_absent(name, needs_bias=needs_bias):
+    elif reason := why_absent(name, **needs):
         raise UserError(f"{name} cannot be used: {reason}", hint=f"there is {', '.join(['auto', *usable])}")
     activate_flash_attention_3(name == "flash_attn_interface")
     return name

@@ -59,7 +59,7 @@ def test_kernels_equal_their_plain_forms(benchmark):
 )
 def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries, kernel):
     """Queries may repeat a sequence's last token, as `sparse_head` rounds their number up."""
-    if reason := why_absent(kernel, needs_bias=False):
+    if reason := why_absent(kernel):
         pytest.skip(reason)
     torch.manual_seed(0)
     offsets = [0, *itertools.accumulate(lengths)]

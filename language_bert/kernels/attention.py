@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+HEAD_SIZES = (16, 32, 64, 128)
+
 
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
@@ -18,8 +20,8 @@ def packed_attention(
     """Return softmax(query key^T / sqrt(head_size)) value, every sequence seeing only itself.
 
     Queries and the result are (num_queries, num_heads, head_size), keys and values (num_keys, num_heads,
-    head_size); sequence i has the rows cu_queries[i] to cu_queries[i + 1], int32, and at most `max_q` of
-    them, likewise for keys. On a GPU, or with TRITON_INTERPRET=1.
+    head_size), with one of HEAD_SIZES. Sequence i has the rows cu_queries[i] to cu_queries[i + 1], int32, and
+    at most `max_q` of them, likewise for keys. On a GPU, or with TRITON_INTERPRET=1.
     """
     attended: Tensor = torch.ops.ttt.attention(query, key, value, cu_queries, cu_keys, max_q, max_k)[0]
     return attended

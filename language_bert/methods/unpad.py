@@ -90,8 +90,9 @@ class UnpaddedBert(PackedBert):
 
     def __init__(self, model: Any, round_to: int) -> None:
         super().__init__(model)
+        size = model.config.hidden_size // model.config.num_attention_heads
         self.packing: list[Callable[[Batch], Batch]] = [
-            partial(unpad_batch, round_to=round_to, kernel=choose_kernel("auto"))
+            partial(unpad_batch, round_to=round_to, kernel=choose_kernel("auto", head_size=size))
         ]
         self.training_loss: Callable[..., Tensor] | None = None  # (model, outputs, targets) -> scalar
 
@@ -178,11 +179,12 @@ class Unpad(Method):
 
     def choose_kernel(self, device: torch.device) -> str:
         """Return the kernel that the setting names. Raises UserError where it is not there."""
-        name = self.settings.attention
+        name, model = self.settings.attention, self.config.model  # type: ignore[attr-defined]
+        size = model.hidden_size // model.num_attention_heads
         if name != "auto" and not has_kernel(device):
             self.refuse(f"{name} needs a GPU", setting="attention", hint="there is auto")
         try:
-            return choose_kernel(name, needs_bias="alibi" in self.config.methods)
+            return choose_kernel(name, needs_bias="alibi" in self.config.methods, head_size=size)
         except UserError as error:
             self.refuse(error.what, setting="attention", hint=error.hint)
 

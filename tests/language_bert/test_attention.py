@@ -167,6 +167,15 @@ def test_auto_takes_the_first_kernel_that_is_there(
     assert attention.choose_kernel("torch_flash") == "torch_flash" and active == []
 
 
+def test_the_suites_own_kernel_is_taken_for_heads_of_its_sizes_only(machine):
+    machine(("triton",), (9, 0))
+    for num_heads, expected in ((16, "triton"), (4, "torch_flash")):  # heads of 64, of 256
+        config = config_of("optimized-compile_layers", f"model.num_attention_heads={num_heads}")
+        assert build_methods(config)[0].choose_kernel(torch.device("cuda")) == expected
+    with pytest.raises(UserError, match="it takes heads of 16, 32, 64, 128 values, not of 256"):
+        config_of("optimized", "model.num_attention_heads=4", "methods.unpad.attention=triton")
+
+
 def test_models_with_different_kernels_take_turns(machine, active, monkeypatch):
     """Torch's switch holds in the whole process: each batch sets it for the kernel of its own model."""
     machine(BOTH, (9, 0))
