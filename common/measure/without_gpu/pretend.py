@@ -173,6 +173,7 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     from torch._inductor.fx_passes import joint_graph
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._inductor.utils import get_gpu_type
+    from torch.utils._triton import has_triton
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver as active
     from triton.runtime.jit import JITFunction, MockTensor
@@ -211,7 +212,9 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
     settings |= {name: False for name in launchers if hasattr(config, name)}
     before = active._active
     active.set_active(driver)
-    get_gpu_type.cache_clear()
+    answered_once = get_gpu_type, has_triton
+    for function in answered_once:
+        function.cache_clear()
     try:
         with (
             config.patch(settings),
@@ -222,7 +225,8 @@ def replace_triton(gpu: Gpu, compiled: Compiled) -> Iterator[None]:
         ):
             yield
     finally:
-        get_gpu_type.cache_clear()
+        for function in answered_once:
+            function.cache_clear()
         active._active = before
 
 
