@@ -23,13 +23,13 @@ from language_bert.kernels.attention import HEAD_SIZES, packed_attention
 
 KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
-    "triton": "triton",  # the suite's own, on Hopper faster than FlashAttention 2
+    "triton": "triton",  # the suite's own, on an H200 faster than FlashAttention 2
     "flash_attn": "flash_attn",  # FlashAttention 2, the only one with ALiBi's biases
     "torch_flash": "torch",  # FlashAttention 2 inside torch
     "torch_cudnn": "torch",  # only by name: nothing here has run it on a sequence of no token
 }
 CUDNN_VERSION = 91800  # the first with packed sequences that torch takes
-CUDNN_MAJORS, HOPPER, AMPERE_ON = (9, 10), (9,), (8, 9, 10, 11, 12)  # of the compute capability
+CUDNN_MAJORS, HOPPER, AMPERE_OR_LATER = (9, 10), (9,), (8, 9, 10, 11, 12)  # of the compute capability
 NUM_GROUPS = 2  # fastest of 1 to 6 at batch 16 on 2 cores: more groups have less padding and more calls
 ROUND_TO = 16  # few distinct shapes, so that libraries reuse their kernels
 Kernel = Callable[..., Tensor]
@@ -157,8 +157,8 @@ def why_absent(kernel: str, *, needs_bias: bool = False, head_size: int = 64) ->
         return "it is not installed"
     if kernel == "flash_attn_interface" and not has_capability(HOPPER):
         return "it needs a GPU of compute capability 9.0"
-    if kernel == "triton" and not has_capability(AMPERE_ON):
-        return "it needs a GPU of compute capability 8.0"
+    if kernel == "triton" and not has_capability(AMPERE_OR_LATER):
+        return "it needs a GPU of compute capability 8.0 or higher"
     if kernel == "triton" and head_size not in HEAD_SIZES:
         return f"it takes heads of {', '.join(map(str, HEAD_SIZES))} values, not of {head_size}"
     if kernel == "torch_cudnn":
@@ -172,6 +172,10 @@ def why_absent(kernel: str, *, needs_bias: bool = False, head_size: int = 64) ->
     return ""
 
 
+def is_preferred(kernel: str) -> bool:
+    return kernel != "torch_cudnn" and (kernel != "triton" or has_capability(HOPPER))
+
+
 def choose_kernel(name: str, *, needs_bias: bool = False, head_size: int = 64) -> str:
     """Return the kernel of this name, for `auto` the first that is there, and make torch's operator call it.
 
@@ -180,8 +184,7 @@ def choose_kernel(name: str, *, needs_bias: bool = False, head_size: int = 64) -
     needs: dict[str, Any] = {"needs_bias": needs_bias, "head_size": head_size}
     usable = (kernel for kernel in KERNELS if not why_absent(kernel, **needs))
     if name == "auto":
-        slower = {"torch_cudnn"} if has_capability(HOPPER) else {"torch_cudnn", "triton"}
-        name = next((kernel for kernel in usable if kernel not in slower), "torch_flash")
+        name = next((kernel for kernel in usable if is_preferred(kernel)), "torch_flash")
     elif reason := why_absent(name, **needs):
         raise UserError(f"{name} cannot be used: {reason}", hint=f"there is {', '.join(['auto', *usable])}")
     activate_flash_attention_3(name == "flash_attn_interface")

@@ -50,9 +50,11 @@ class Probes(probes.Probes):
     @property
     def kernel(self) -> str:
         """The kernel of attention of this run; of a padded one, the kernel that `auto` names."""
-        unpad = self.benchmark.methods.get("unpad")
+        unpad, model = self.benchmark.methods.get("unpad"), self.config.model
         return (
-            unpad.choose_kernel(self.benchmark.device) if isinstance(unpad, Unpad) else choose_kernel("auto")
+            unpad.choose_kernel(self.benchmark.device)
+            if isinstance(unpad, Unpad)
+            else choose_kernel("auto", head_size=model.hidden_size // model.num_attention_heads)
         )
 
     def kernel_pairs(self) -> Iterator[KernelPair]:

@@ -1,9 +1,10 @@
-"""Attention over packed sequences on Hopper: three Triton kernels, forward, and one for each factor backward.
+"""Attention over packed sequences on Hopper: one Triton kernel forward, and two backward.
 
-FlashAttention 2 was written for the A100's matrix instructions; on an H100 or H200 it reaches a fifth of the
-rate of a large matrix product. Triton compiles these kernels to Hopper's own instructions. A program holds a
-block of queries (backward also one of keys) in registers and passes over the blocks of its own sequence, so
-scores never lie in memory. Nothing is added across programs: the result does not depend on their order.
+FlashAttention 2 was written for the A100's matrix instructions; on an H200 it reached a fifth of the rate of
+a large matrix product. Triton compiles these kernels to Hopper's own instructions. A program keeps a block of
+rows in registers and reads its sequence step by step, so scores never lie in memory. Backward, one kernel is
+for queries, one for keys with their values. Nothing is added across programs: the result does not depend on
+their order.
 """
 
 from typing import Any
@@ -21,7 +22,8 @@ def packed_attention(
 
     Queries and the result are (num_queries, num_heads, head_size), keys and values (num_keys, num_heads,
     head_size), with one of HEAD_SIZES. Sequence i has the rows cu_queries[i] to cu_queries[i + 1], int32, and
-    at most `max_q` of them, likewise for keys. On a GPU, or with TRITON_INTERPRET=1.
+    at most `max_q` of them, likewise for keys. All are bf16 or fp16: a GPU would multiply float32 as TF32.
+    On a GPU, or with TRITON_INTERPRET=1.
     """
     attended: Tensor = torch.ops.ttt.attention(query, key, value, cu_queries, cu_keys, max_q, max_k)[0]
     return attended
@@ -31,7 +33,7 @@ def packed_attention(
 def attention(
     query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what `packed_attention` does, and the logarithms (num_heads, num_queries) of softmax's sums."""
+    """Return what `packed_attention` does, and log2 (num_heads, num_queries) of the sums of softmax."""
     from language_bert.kernels.attention_triton import attention_triton
 
     return attention_triton(query, key, value, cu_queries, cu_keys, max_q)
@@ -87,7 +89,7 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> No
     ctx.set_materialize_grads(False)
 
 
-def differentiate(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def differentiate(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
     gradients: tuple[Tensor | None, ...] = (None, None, None)
     if gradient is not None:
         gradients = attention_backward(gradient, *ctx.saved_tensors, ctx.max_q, ctx.max_k)

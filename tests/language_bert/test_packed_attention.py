@@ -41,6 +41,15 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float16, 1e-3)):
         assert one.dtype == dtype and one.is_contiguous() and one.isfinite().all()
         assert error(one.double(), other) < tolerance, (dtype, error(one.double(), other))
 assert (gradients[1][-40:] == 0).all(), "the keys of a sequence without queries have no gradient"
+
+# All scores are low: a key past the end, whose score is 0, must not count. 70 rows are a step and a part.
+inputs = [torch.full((70, 2, 32), value).half().requires_grad_() for value in (3.0, -3.0, 1.0)]
+attended = packed_attention(*inputs, offsets((70,)), offsets((70,)), 70, 70)
+torch.testing.assert_close(attended, torch.ones_like(attended))
+weight = torch.linspace(-1, 1, 70 * 64).view(70, 2, 32).half()
+assert all(one.isfinite().all() for one in torch.autograd.grad(attended, inputs, weight))
+
+inputs = [x.detach().requires_grad_() for x in (query, fused[:, 1], fused[:, 2])]
 arguments = (*inputs, offsets(QUERIES), offsets(KEYS), max(QUERIES), max(KEYS))
 torch.library.opcheck(torch.ops.ttt.attention.default, arguments, atol=1e-2, rtol=1e-2)
 """
