@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Outputs of a program, neighbours in memory. Forward, each of 128 threads has 4 and needs about 70 registers.
-# Backward each has 2, of 2x2 pixels, and needs about 100; with 4 it would need all that a thread can have.
+# Backward each has 2, of 2x2 pixels, and needs 90 to 120; with 4 it would need all that a thread can have.
 NUM_VALUES, NUM_VALUES_BACKWARD = 512, 256
 
 
