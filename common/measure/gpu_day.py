@@ -183,7 +183,8 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
     lines = []
     for values in figures["rates"]:
         rate = Rate(**{field.name: values.get(field.name) for field in fields(Rate)})  # a row of other code
-        named = record["hardware"], figures["benchmark"], rate.configuration, rate.shape
+        name = gpu_model.name_today(figures["benchmark"], rate.configuration, record["commit"])
+        named = record["hardware"], figures["benchmark"], name, rate.shape
         batch_size = rate.batch_size or figures["batch_size"]
         predicted_per_s = gpu_model.predict_rate(*named, batch_size, record["versions"]["torch"])
         lines.append(format_rate(rate, "samples", predicted_per_s))

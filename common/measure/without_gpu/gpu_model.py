@@ -26,6 +26,7 @@ from common.measure.without_gpu.kernels import (
     LIBRARY,
     MATRIX,
     OPTIMIZER,
+    OWN_ATTENTION,
     SCALED_PRODUCT,
 )
 from common.repository import COMMITTED, FIGURES
@@ -33,7 +34,7 @@ from common.repository import COMMITTED, FIGURES
 FORMULA = (
     "step = sum over library calls of max(bytes / bandwidth, FLOPs / rate) + other bytes / bandwidth",
     "       + launches x launch_us + exchange that the backward does not hide (as in `ttt estimate`)",
-    "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as published",
+    "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as given",
 )
 RATES = Path(__file__).with_name("published_rates.yaml")
 START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the start: one row of 15 % error
@@ -109,17 +110,20 @@ def predict(
     """
     sheet, assumed = load_rates()["devices"][device], load_rates()["assumed"]
     counts, num_samples = figures[part][shape], figures["batch_size"]
-    shares = shares or fit_shares(sheet["architecture"])
+    architecture = sheet["architecture"]
+    shares = shares or fit_shares(architecture)
     per_s = sheet["bandwidth"] * 1e9 * shares.bandwidth
     in_8_bits = (sheet["fp8"] or 0.0) * shares.fp8 * 1e12
     flops_per_s = {
         CONVOLUTION: sheet["bf16"] * shares.convolution * 1e12,
         MATRIX: in_8_bits if row.get("matrix") == "fp8" else sheet["bf16"] * shares.matrix * 1e12,
-        ATTENTION: assumed["attention"][sheet["architecture"]] * 1e12,
+        ATTENTION: assumed["attention"][architecture] * 1e12,
     }
+    own_attention = assumed["own_attention"].get(architecture, assumed["attention"][architecture]) * 1e12
+    flops_by_name = dict.fromkeys(OWN_ATTENTION, own_attention) | {SCALED_PRODUCT: in_8_bits}
     seconds = dict.fromkeys(counts["classes"], 0.0)
     for kind, name, count, gigabytes, teraflop in counts["library"]:
-        rate = in_8_bits if name == SCALED_PRODUCT else flops_per_s[kind]
+        rate = flops_by_name.get(name, flops_per_s[kind])
         seconds[kind] += max(gigabytes * 1e9 / per_s, teraflop * 1e12 / rate)
         seconds[kind] += count * assumed["launch_us"] * 1e-6
     for kind, sums in counts["classes"].items():
@@ -212,6 +216,14 @@ def predict_rate(
         if is_asked and shape in figures["training"]:
             return predict(figures, shape, device, row={"batch": batch}).samples_per_s
     return None
+
+
+def name_today(benchmark: str, configuration: str, commit: str) -> str:
+    """Return the name of what `configuration` did at a commit, without its micro-batch: counts have none."""
+    base, *settings = (word for word in configuration.split("+") if not word.startswith("micro_batch_size="))
+    before = load_rates()["before"].get(benchmark, {}).get(base, {})
+    settings += [setting for begin, setting in before.items() if commit.startswith(begin)]
+    return "+".join((base, *settings))
 
 
 def release(version: str) -> list[str]:

@@ -46,6 +46,7 @@ CASTS = {
     "detach",
 }
 SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits
+OWN_ATTENTION = ("attention", "attention_backward")  # the suite's kernels
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", SCALED_PRODUCT, "mv", "addmv", "dot")
 NAMES = (*CLASSES, "casts", COMBINED, OTHER)
 

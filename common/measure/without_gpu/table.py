@@ -5,6 +5,7 @@ results/compiled; a test compares.
 """
 
 import json
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ FUSIONS = {  # MB that an image no longer moves: as in published runs that fuse 
     "application in their prologues as well": 111,
 }
 FUSED_PX = 224  # of these runs
+LEAST_SHARE = 0.02  # of the kernels of a traced step: smaller classes have no column
 EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
@@ -158,8 +160,16 @@ def write_measured() -> str:
     """
     titles = ["on", "configuration", "shape", "batch", "samples/s", "predicted", "to the first beside it"]
     fitted = {row["samples_per_s"] for row in gpu_model.load_rates()["rates"] if row["use"] == "fit"}
-    kept = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(MEASURED.glob("*/*.json")))
-    return write_table(titles, (cells for row in kept for cells in describe_rates(row, fitted)))
+    return write_table(
+        titles,
+        (cells for row in read_rows() if "rates" in row["figures"] for cells in describe_rates(row, fitted)),
+    )
+
+
+def read_rows() -> Iterator[Figures]:
+    """Yield the committed rows of systems/gpu_day.sh, by hardware and stage."""
+    for path in sorted(MEASURED.glob("*/*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
 
 
 def describe_rates(row: Figures, fitted: Collection[float]) -> Iterator[list[str]]:
@@ -167,10 +177,11 @@ def describe_rates(row: Figures, fitted: Collection[float]) -> Iterator[list[str
     benchmark, rates = row["figures"]["benchmark"], row["figures"]["rates"]
     is_alone = len({rate["configuration"] for rate in rates}) == 1
     firsts = {rate["shape"]: rate["samples_per_s"] for rate in reversed(rates)}
-    _, has_parts, part = row["command"].partition("--micro-batch-size ")
-    parts = f" in parts of {part.split()[0]}" if has_parts else ""
     for rate in rates:
-        name, shape, per_s = rate["configuration"], rate["shape"], rate["samples_per_s"]
+        shape, per_s = rate["shape"], rate["samples_per_s"]
+        name = gpu_model.name_today(benchmark, rate["configuration"], row["commit"])
+        part = re.search(r"micro.batch.size[= ](\d+)", f"{rate['configuration']} {row['command']}")
+        parts = f" in parts of {part[1]}" if part else ""
         of = row["hardware"], benchmark, name, shape, rate["batch_size"]
         predicted_per_s = gpu_model.predict_rate(*of, row["versions"]["torch"])
         predicted = "-" if predicted_per_s is None else f"{predicted_per_s:,.0f}"
@@ -181,6 +192,30 @@ def describe_rates(row: Figures, fitted: Collection[float]) -> Iterator[list[str
         ]
 
 
+def write_traced() -> str:
+    """Write the milliseconds of a step by class of kernel, of each trace that systems/gpu_day.sh took."""
+    steps = []
+    for row in read_rows():
+        if row["stage"] == "trace" and row["outcome"] == "ok":
+            benchmark, name = row["command"].split()[3:5]
+            (samples,) = re.findall(r"--batch-size (\d+)", row["command"])
+            name = gpu_model.name_today(benchmark, name, row["commit"])
+            for shape, step in row["figures"].items():
+                steps.append((f"{benchmark} `{name}`, {samples}, {shape}", step["classes_ms"]))
+    classes = {
+        name: max(ms.get(name, 0.0) / sum(ms.values()) for _, ms in steps) for _, ms in steps for name in ms
+    }
+    columns = [name for name, share in classes.items() if share > LEAST_SHARE]
+    titles = ["ms of kernels in a step of", *columns, "all kernels"]
+    return write_table(
+        titles,
+        (
+            [title, *(f"{ms.get(name, 0.0):.1f}" for name in columns), f"{sum(ms.values()):.1f}"]
+            for title, ms in steps
+        ),
+    )
+
+
 def write_model() -> str:
     """Write how many rates the model of a GPU is fitted to, and its errors."""
     rows = gpu_model.check_published()
@@ -188,7 +223,8 @@ def write_model() -> str:
     (error, _), (held_out_error, most) = error_factors(fitted), error_factors(held_out)
     return (
         f"It is fitted to {len(fitted)} of {len(rows)} measured rates, and wrong by a factor of {error:.2f} "
-        f"on these, of {held_out_error:.2f} on the {len(held_out)} held out, and of {most:.2f} at most.\n"
+        f"on these, of {held_out_error:.2f} on the {len(held_out)} held out, and of {most:.2f} at most. The "
+        "rates of attention on Hopper are those of two traces.\n"
     )
 
 
@@ -212,6 +248,7 @@ def write_fusions() -> str:
 
 TABLES = {
     "measured": write_measured,
+    "traced": write_traced,
     "model": write_model,
     "fusions": write_fusions,
     "switches": write_switches,

@@ -99,9 +99,9 @@ def test_figures_are_the_json_that_a_row_printed_last(text, figures):
 
 def test_a_measured_rate_stands_beside_the_predicted_one():
     figures = {"benchmark": "language_bert", "batch_size": 56, "rates": [RATE], "failed": []}
-    record = {"hardware": "1xH100-80GB-HBM3", "versions": {"torch": "2.11.0"}}
+    record = {"hardware": "1xH100-80GB-HBM3", "versions": {"torch": "2.11.0"}, "commit": "0000000"}
     (line,) = gpu_day.describe_figures(record, figures)
-    assert "600.0 samples/s (predicted: 7" in line and "21.5 GB" in line
+    assert "600.0 samples/s (predicted: 8" in line and "21.5 GB" in line
     (line,) = gpu_day.describe_figures(record | {"hardware": "2cpu-EPYC"}, figures)
     assert "600.0 samples/s" in line and "predicted" not in line
 
