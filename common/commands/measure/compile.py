@@ -52,10 +52,11 @@ def main(args: argparse.Namespace) -> int:
     if args.architecture is None:
         raise UserError("which architecture?", hint=f"--for {' or --for '.join(ARCHITECTURES)}")
     benchmark_module(args.benchmark)  # answers an unknown name
-    from common.measure.without_gpu import report
     from common.measure.without_gpu.pretend import find_gpu
 
-    find_gpu(args.architecture)  # an unknown one is refused before anything is loaded
+    find_gpu(args.architecture)  # before the next line, at which torch would warn that it misses Triton
+    from common.measure.without_gpu import report
+
     names = args.configurations or configurations(args.benchmark)
     sizes = {"size": args.size, "batch_size": args.batch_size}
     full_names = ["+".join([name, *args.set]) for name in names]
