@@ -145,6 +145,11 @@ def has_kernel(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def head_size(model: Any) -> int:
+    """Return the values of a head, of a model's settings here or of Hugging Face's configuration."""
+    return int(model.hidden_size // model.num_attention_heads)
+
+
 def has_capability(majors: tuple[int, ...]) -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in majors
 

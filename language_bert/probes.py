@@ -12,7 +12,7 @@ from common.training.method import Batch
 from common.training.optim import build_optimizer
 from common.training.probes import KernelPair, Part, Spread, Work
 from common.training.step import DTYPES as TRAINING_DTYPES
-from language_bert.attention import choose_kernel, has_kernel, plan_attention, varlen_attention
+from language_bert.attention import choose_kernel, has_kernel, head_size, plan_attention, varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
 from language_bert.methods.chunked_head import chunked_cross_entropy
@@ -50,11 +50,11 @@ class Probes(probes.Probes):
     @property
     def kernel(self) -> str:
         """The kernel of attention of this run; of a padded one, the kernel that `auto` names."""
-        unpad, model = self.benchmark.methods.get("unpad"), self.config.model
+        unpad = self.benchmark.methods.get("unpad")
         return (
             unpad.choose_kernel(self.benchmark.device)
             if isinstance(unpad, Unpad)
-            else choose_kernel("auto", head_size=model.hidden_size // model.num_attention_heads)
+            else choose_kernel("auto", head_size=head_size(self.config.model))
         )
 
     def kernel_pairs(self) -> Iterator[KernelPair]:

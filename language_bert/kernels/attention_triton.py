@@ -122,6 +122,16 @@ def load_rows(x, rows, num_rows, stride, HEAD_SIZE: tl.constexpr, IS_LAST: tl.co
 
 
 @triton.jit
+def load_step(
+    x, y, start, num_rows, x_stride, y_stride, block, STEP_ROWS: tl.constexpr, IS_LAST: tl.constexpr
+):
+    # The numbers of the rows of a step, and the rows of x and of y, as wide as those of the program's block.
+    rows = start + tl.arange(0, STEP_ROWS)
+    x_rows = load_rows(x, rows, num_rows, x_stride, block.shape[1], IS_LAST)
+    return rows, x_rows, load_rows(y, rows, num_rows, y_stride, block.shape[1], IS_LAST)
+
+
+@triton.jit
 def store_rows(x, values, rows, num_rows, stride, HEAD_SIZE: tl.constexpr):
     places = x + rows[:, None] * stride + tl.arange(0, HEAD_SIZE)[None, :]
     tl.store(places, values.to(x.dtype.element_ty), mask=(rows < num_rows)[:, None])
@@ -191,9 +201,7 @@ def attend(
 ):
     """Pass over one block of keys and values."""
     totals, sums, largest = state
-    rows = start + tl.arange(0, STEP_ROWS)
-    k = load_rows(key, rows, num_keys, key_stride, q.shape[1], IS_LAST)
-    v = load_rows(value, rows, num_keys, value_stride, q.shape[1], IS_LAST)
+    rows, k, v = load_step(key, value, start, num_keys, key_stride, value_stride, q, STEP_ROWS, IS_LAST)
     scores = tl.dot(q, tl.trans(k)) * scale
     if IS_LAST:
         scores = tl.where((rows < num_keys)[None, :], scores, -float("inf"))
@@ -254,14 +262,10 @@ def attention_backward_queries_kernel(
     total = tl.zeros((BLOCK_ROWS, HEAD_SIZE), tl.float32)
     last = num_keys // STEP_ROWS * STEP_ROWS
     for start in range(0, last, STEP_ROWS):
-        keys = start + tl.arange(0, STEP_ROWS)
-        k = load_rows(key, keys, num_keys, key_stride, HEAD_SIZE, False)
-        v = load_rows(value, keys, num_keys, value_stride, HEAD_SIZE, False)
+        keys, k, v = load_step(key, value, start, num_keys, key_stride, value_stride, q, STEP_ROWS, False)
         total = add_query_gradient(total, q, g, k, v, log_sum, delta, scale, keys, num_keys, False)
     if last < num_keys:
-        keys = last + tl.arange(0, STEP_ROWS)
-        k = load_rows(key, keys, num_keys, key_stride, HEAD_SIZE, True)
-        v = load_rows(value, keys, num_keys, value_stride, HEAD_SIZE, True)
+        keys, k, v = load_step(key, value, last, num_keys, key_stride, value_stride, q, STEP_ROWS, True)
         total = add_query_gradient(total, q, g, k, v, log_sum, delta, scale, keys, num_keys, True)
     store_rows(query_gradient + offset, total * factor, rows, length, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
 
@@ -321,15 +325,15 @@ def attention_backward_keys_kernel(
     value_sums = tl.zeros((BLOCK_ROWS, HEAD_SIZE), tl.float32)
     last = length // STEP_ROWS * STEP_ROWS
     for start in range(0, last, STEP_ROWS):
-        rows = start + tl.arange(0, STEP_ROWS)
-        q = load_rows(query, rows, length, query_stride, HEAD_SIZE, False)
-        g = load_rows(gradient, rows, length, gradient_stride, HEAD_SIZE, False)
+        rows, q, g = load_step(
+            query, gradient, start, length, query_stride, gradient_stride, k, STEP_ROWS, False
+        )
         log_sum, delta = tl.load(log_sums + rows), tl.load(deltas + rows)
         key_sums, value_sums = add_key_gradients(key_sums, value_sums, q, g, k, v, log_sum, delta, scale)
     if last < length:
-        rows = last + tl.arange(0, STEP_ROWS)
-        q = load_rows(query, rows, length, query_stride, HEAD_SIZE, True)
-        g = load_rows(gradient, rows, length, gradient_stride, HEAD_SIZE, True)
+        rows, q, g = load_step(
+            query, gradient, last, length, query_stride, gradient_stride, k, STEP_ROWS, True
+        )
         log_sum = tl.load(log_sums + rows, mask=rows < length, other=0.0)
         delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
         key_sums, value_sums = add_key_gradients(key_sums, value_sums, q, g, k, v, log_sum, delta, scale)

@@ -24,7 +24,13 @@ from common.config.schema import CountOrAuto, RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Batch, Method, Progress
 from common.training.step import to_device
-from language_bert.attention import activate_flash_attention_3, choose_kernel, has_kernel, plan_attention
+from language_bert.attention import (
+    activate_flash_attention_3,
+    choose_kernel,
+    has_kernel,
+    head_size,
+    plan_attention,
+)
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
 
@@ -90,9 +96,9 @@ class UnpaddedBert(PackedBert):
 
     def __init__(self, model: Any, round_to: int) -> None:
         super().__init__(model)
-        size = model.config.hidden_size // model.config.num_attention_heads
+        kernel = choose_kernel("auto", head_size=head_size(model.config))
         self.packing: list[Callable[[Batch], Batch]] = [
-            partial(unpad_batch, round_to=round_to, kernel=choose_kernel("auto", head_size=size))
+            partial(unpad_batch, round_to=round_to, kernel=kernel)
         ]
         self.training_loss: Callable[..., Tensor] | None = None  # (model, outputs, targets) -> scalar
 
@@ -179,8 +185,7 @@ class Unpad(Method):
 
     def choose_kernel(self, device: torch.device) -> str:
         """Return the kernel that the setting names. Raises UserError where it is not there."""
-        name, model = self.settings.attention, self.config.model  # type: ignore[attr-defined]
-        size = model.hidden_size // model.num_attention_heads
+        name, size = self.settings.attention, head_size(self.config.model)  # type: ignore[attr-defined]
         if name != "auto" and not has_kernel(device):
             self.refuse(f"{name} needs a GPU", setting="attention", hint="there is auto")
         try:
