@@ -16,6 +16,17 @@ from common.evidence.compare.replayed import (
     verdict_lines,
 )
 from common.evidence.log import read_log
+from common.evidence.rules.rule import (
+    chain,
+    edit,
+    edit_all,
+    has_key,
+    record_of,
+    remove,
+    replace_record,
+    retime,
+    rewrite,
+)
 from common.repository import ROOT
 from tests.committed import committed_results, tracked
 
@@ -33,31 +44,27 @@ def committed(system="reference-2cpu-mini-optimized", benchmark="bert", number=0
     return committed_results() / system / benchmark / f"result_{number}.txt"
 
 
-def edited(path, folder, edit, name="result_0.txt"):
-    """Read a copy of a log whose records `edit` has changed in place, or removed by returning False."""
-    lines = []
-    for line in path.read_text().splitlines():
-        if line.startswith(":::MLLOG "):
-            record = json.loads(line.removeprefix(":::MLLOG "))
-            if edit(record) is False:
-                continue
-            line = f":::MLLOG {json.dumps(record)}"
-        lines.append(line)
-    copy = folder / "system" / path.parent.name / name
+def edited(path, folder, mutation):
+    """Read a copy of a log whose lines are mutated."""
+    copy = folder / "system" / path.parent.name / "result_0.txt"
     copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text("\n".join(lines) + "\n")
+    copy.write_text("\n".join(mutation(path.read_text().splitlines())) + "\n")
     return read_log(copy)
 
 
-def change(key, edit, at=0):
-    """Return an edit of the record number `at` of a key; of all with `at` None."""
-    count = iter(range(10_000))
+def change(key, raised, at=0):
+    """Return a mutation of the value of record number `at` of a key."""
+    return replace_record(key, lambda line: [rewrite(line, value=raised(record_of(line)["value"]))], at)
 
-    def change_record(record):
-        if record["key"] == key and at in (None, next(count)):
-            record["value"] = edit(record["value"])
 
-    return change_record
+def without(keys, *, from_sample=0):
+    """Return a mutation that removes the records of some keys from a sample on."""
+
+    def is_kept(line):
+        is_one = any(has_key(line, key) for key in keys)
+        return not is_one or record_of(line)["metadata"]["samples"] < from_sample
+
+    return lambda lines: list(filter(is_kept, lines))
 
 
 @pytest.mark.parametrize(("system", "benchmark"), SETS)
@@ -71,19 +78,17 @@ def test_a_run_that_repeats_is_counted_record_by_record(system, benchmark):
 
 def test_times_and_the_load_of_the_machine_are_not_compared(tmp_path):
     log = read_log(committed())
-
-    def slow(record):
-        record["time_ms"] = 2 * record["time_ms"]
-        if record["key"] in ("throughput", "machine_load"):
-            record["value"] = 0.5
-        if record["key"] == "run_stop":
-            record["metadata"]["duration_ms"] *= 2
-
+    slow = chain(
+        lambda lines: retime(lines, lambda time_ms: 2 * time_ms),
+        edit_all("throughput", lambda _: {"value": 0.5}),
+        edit_all("machine_load", lambda _: {"value": 0.5}),
+        edit("run_stop", duration_ms=10**9),
+    )
     assert compare(log, edited(committed(), tmp_path, slow), SAME).is_accepted
 
 
 @pytest.mark.parametrize(
-    ("key", "edit", "word"),
+    ("key", "raised", "word"),
     [
         ("train_loss", lambda value: value * (1 + 2**-52), "train_loss at 14,400 samples"),
         ("eval_accuracy", lambda value: value + 1e-9, "eval_accuracy at 14,400 samples"),
@@ -92,8 +97,8 @@ def test_times_and_the_load_of_the_machine_are_not_compared(tmp_path):
         ("opt_base_learning_rate", lambda value: 1.1 * value, "opt_base_learning_rate"),
     ],
 )
-def test_the_last_bit_of_one_record_is_named_by_its_line(key, edit, word, tmp_path):
-    forged, log = edited(committed(), tmp_path, change(key, edit)), read_log(committed())
+def test_the_last_bit_of_one_record_is_named_by_its_line(key, raised, word, tmp_path):
+    forged, log = edited(committed(), tmp_path, change(key, raised)), read_log(committed())
     replayed = compare(forged, log, SAME)
     assert not replayed.is_accepted
     line = forged.first(key).line
@@ -104,12 +109,7 @@ def test_the_last_bit_of_one_record_is_named_by_its_line(key, edit, word, tmp_pa
 
 
 def test_a_record_that_was_removed_or_added_is_named(tmp_path):
-    log, seen = read_log(committed()), iter(range(100))
-
-    def remove(record):
-        return record["key"] != "eval_accuracy" or next(seen) != 2
-
-    forged = edited(committed(), tmp_path, remove)
+    log, forged = read_log(committed()), edited(committed(), tmp_path, remove("eval_accuracy", at=2))
     for processors in (SAME, OTHER):
         for pair in ((forged, log), (log, forged)):
             replayed = compare(*pair, processors)
@@ -118,11 +118,8 @@ def test_a_record_that_was_removed_or_added_is_named(tmp_path):
 
 
 def test_a_claimed_success_is_told_from_a_miss(tmp_path):
-    def claim(record):
-        if record["key"] == "run_stop":
-            record["metadata"]["status"] = "aborted"
-
-    replayed = compare(read_log(committed()), edited(committed(), tmp_path, claim), SAME)
+    missed = edited(committed(), tmp_path, edit("run_stop", status="aborted"))
+    replayed = compare(read_log(committed()), missed, SAME)
     assert "run_stop" in verdict_lines(replayed)[1] and not replayed.is_accepted
 
 
@@ -130,11 +127,11 @@ def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(tmp_path):
     log = read_log(committed())
     allowed = TOLERANCES["bert"]
     for factor, agrees in ((0.9, True), (1.1, False)):
-        for key, edit in (
+        for key, raised in (
             ("train_loss", lambda value, factor=factor: value * (1 + factor * allowed.loss)),
             ("eval_accuracy", lambda value, factor=factor: value + factor * allowed.accuracy),
         ):
-            again = edited(committed(), tmp_path, change(key, edit, at=1))
+            again = edited(committed(), tmp_path, change(key, raised, at=1))
             elsewhere = compare(log, again, OTHER)
             assert elsewhere.is_accepted is agrees and "bits may differ" in "".join(verdict_lines(elsewhere))
             assert compare(log, again, SAME).is_accepted is False
@@ -143,14 +140,7 @@ def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(tmp_path):
 def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(tmp_path):
     """The accuracies up to there decide; what only one of them has done is not compared."""
     log, last = read_log(committed()), read_log(committed()).last("eval_accuracy").metadata["samples"]
-
-    def end_sooner(record):
-        if record["key"] in ("train_loss", "eval_accuracy") and record["metadata"]["samples"] == last:
-            return False
-        if record["key"] == "run_stop":
-            record["metadata"]["samples"] = last - 1600
-        return True
-
+    end_sooner = chain(without((LOSS, ACCURACY), from_sample=last), edit("run_stop", samples=last - 1600))
     sooner = edited(committed(), tmp_path, end_sooner)
     for pair in ((log, sooner), (sooner, log)):
         replayed = compare(*pair, OTHER)
@@ -178,21 +168,15 @@ def test_versions_threads_and_unknown_processors_make_it_elsewhere(tmp_path):
 
 def test_a_log_that_a_fault_ended_is_compared_up_to_there(tmp_path):
     log, first = read_log(committed()), read_log(committed()).first("eval_accuracy").line
-
-    def abort(record):
-        if record["key"] == "run_stop":
-            record["metadata"] |= {"status": "aborted", "reason": "interrupted"}
-            return True
-        return record["key"] not in ("train_loss", "eval_accuracy") or record["metadata"]["samples"] < 16000
-
-    aborted = edited(committed(), tmp_path, abort)
+    stop = edit("run_stop", status="aborted", reason="interrupted")
+    aborted = edited(committed(), tmp_path, chain(without((LOSS, ACCURACY), from_sample=16000), stop))
     replayed = compare(aborted, log, SAME)
     assert first and replayed.is_accepted and replayed.count(LOSS) == 1
     assert any("fault" in line for line in verdict_lines(replayed))
 
 
 def test_a_log_without_losses_decides_nothing(tmp_path):
-    empty = edited(committed(), tmp_path, lambda record: record["key"] not in ("train_loss", "eval_accuracy"))
+    empty = edited(committed(), tmp_path, without((LOSS, ACCURACY)))
     replayed = compare(empty, empty, SAME)
     assert not replayed.is_accepted and "decides nothing" in verdict_lines(replayed)[0]
 
@@ -242,14 +226,14 @@ def test_on_another_processor_forged_logs_are_told_from_true_ones(system, tmp_pa
     logs = [read_log(path) for path in paths]
     pairs = [(path, log) for path in paths for log in logs if Path(log.path).name != path.name]
     others = [
-        compare(edited(path, tmp_path, change("seed", lambda _, log=log: log.value("seed"))), log, OTHER)
+        compare(edited(path, tmp_path, edit("seed", value=log.value("seed"))), log, OTHER)
         for path, log in pairs
     ]
     assert sum(not replayed.is_accepted for replayed in others) >= 0.95 * len(others)
     for path, log in zip(paths, logs, strict=True):
-        for at in (None, len(log.events("eval_accuracy")) - 1):
-            forged = edited(path, tmp_path, change("eval_accuracy", lambda value: value + 0.02, at=at))
-            assert not compare(forged, log, OTHER).is_accepted
+        higher = edit_all(ACCURACY, lambda record: {"value": record["value"] + 0.02})
+        for mutation in (higher, change(ACCURACY, lambda value: value + 0.02, at=-1)):
+            assert not compare(edited(path, tmp_path, mutation), log, OTHER).is_accepted
 
 
 def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
