@@ -7,21 +7,21 @@ import pytest
 from common.evidence.compare.devices import Devices, devices_of, of_name, of_text
 from common.evidence.compare.reported import load_reported
 from common.evidence.log import load
+from common.evidence.rules.rule import add, chain, edit, remove
 from tests.command import ttt_here as ttt
 
 NVIDIA = "dgxh100_ngc23.04_pytorch"
 
 
-def write_foreign(golden, folder, rows, *, org="NVIDIA", benchmark="bert"):
+def write_foreign(golden, folder, rows, *, org="NVIDIA"):
     """Write logs of (minutes, samples, accuracy) that state nothing of this suite."""
-    folder.mkdir(parents=True)
+    logs = []
     for index, (minutes, samples, accuracy) in enumerate(rows):
         stop = (60 * minutes - 2, 60 * minutes, samples, accuracy)
-        lines = golden.timeline(benchmark, [stop], launch_s=4000 * index)
-        text = "\n".join(line for line in lines if "configuration_name" not in line)
-        text = text.replace('"Example"', json.dumps(org)).replace("8xA100-optimized", folder.parent.name)
-        (folder / f"result_{index}.txt").write_text(text + "\n")
-    return folder
+        names = {"submission_org": org, "submission_platform": folder.parent.name}
+        strip = chain(remove("configuration_name"), *(edit(key, value=name) for key, name in names.items()))
+        logs.append(strip(golden.timeline("bert", [stop], launch_s=4000 * index)))
+    return golden.write(folder.parents[1], logs)
 
 
 def rows_of(name, factor=1.0):
@@ -85,17 +85,14 @@ def test_names_of_systems_tell_devices(name, devices):
 def test_logs_come_before_the_description_and_that_before_the_name(golden, tmp_path):
     folder = golden.write(tmp_path / "results", golden.set())
     assert devices_of(load([folder])[0]) == Devices(8, "A100")
-    (tmp_path / "systems").mkdir()
     fields = {"accelerator_model_name": "NVIDIA H100-SXM5-80GB", "accelerators_per_node": "4"}
-    description = tmp_path / "systems" / f"{folder.parent.name}.json"
+    description = golden.describe(tmp_path / "systems")
     description.write_text(json.dumps(golden.description() | fields))
     assert devices_of(load([folder])[0]) == Devices(4, "H100", "SXM", "80 GB")
+    stated = {"num_accelerators": 2, "device": "NVIDIA H200"}
+    state = chain(*(add("run_stop", key=key, value=value) for key, value in stated.items()))
     for file in folder.iterdir():
-        lines = file.read_text().splitlines()
-        stated = {"num_accelerators": 2, "device": "NVIDIA H200"}
-        record = json.loads(lines[-1].removeprefix(":::MLLOG "))
-        lines += [":::MLLOG " + json.dumps(record | {"key": k, "value": v}) for k, v in stated.items()]
-        file.write_text("\n".join(lines) + "\n")
+        file.write_text("\n".join(state(file.read_text().splitlines())) + "\n")
     assert devices_of(load([folder])[0]) == Devices(2, "H200", "SXM", "80 GB")
 
 

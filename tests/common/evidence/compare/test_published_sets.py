@@ -14,6 +14,7 @@ from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
 from common.evidence.compare.picture import KINDS, measured_places
 from common.evidence.compare.reported import SOURCE, load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
+from common.evidence.rules.rule import add, chain, edit
 from common.evidence.score import score
 from common.repository import ROOT
 from tests.command import one_line
@@ -37,14 +38,12 @@ def write_published(golden, root, benchmark="resnet", *, version="v9.8", system=
             (stop * part / 3 - 9, stop * part / 3, unit * part * 12, round(accuracy * total) / total)
             for part, accuracy in ((1, low), (2, low + 0.0162), (3, high))
         ]
-        lines = golden.timeline(benchmark, evaluations, launch_s=4000 * index)
-        record = json.loads(lines[0].removeprefix(":::MLLOG "))
-        lines.insert(1, ":::MLLOG " + json.dumps(record | {"key": "global_batch_size", "value": 3200}))
-        logs.append(lines)
-    folder = root / f"training_results_{version}" / "Example" / "results" / system / benchmark
-    folder.mkdir(parents=True)
-    for index, lines in enumerate(logs):
-        (folder / f"result_{index}.txt").write_text("\n".join(lines) + "\n")
+        state = chain(
+            edit("submission_platform", value=system),
+            add("submission_org", key="global_batch_size", value=3200),
+        )
+        logs.append(state(golden.timeline(benchmark, evaluations, launch_s=4000 * index)))
+    folder = golden.write(root / f"training_results_{version}" / "Example" / "results", logs)
     systems = folder.parents[2] / "systems"
     systems.mkdir(exist_ok=True)
     (systems / f"{system}.json").write_text(json.dumps(golden.description() | H100 | fields))
@@ -97,9 +96,9 @@ def test_a_run_that_missed_its_target_has_minutes_and_no_samples(golden, tmp_pat
 def test_samples_that_only_the_end_of_a_log_states_are_taken_from_there(golden, tmp_path):
     for file in write_published(golden, tmp_path, "bert", **A100).iterdir():
         lines = re.sub(r'"samples": [0-9.]+', '"epoch_num": 1', file.read_text()).splitlines()
-        end = json.loads(lines[-1].removeprefix(":::MLLOG ")) | {"key": "train_samples"}
-        head, last = (":::MLLOG " + json.dumps(end | {"value": value}) for value in (7, 2_500_000))
-        file.write_text("\n".join([lines[0], head, *lines[1:-1], last, lines[-1]]) + "\n")
+        places = (("submission_org", 7), ("eval_stop", 2_500_000))
+        state = chain(*(add(key, at=-1, key="train_samples", value=value) for key, value in places))
+        file.write_text("\n".join(state(lines)) + "\n")
     (entry,), _ = entries_of(tmp_path)
     assert entry["samples_to_target"] == [2_500_000] * 10
     assert not {"training_samples_per_s", "mosaic_samples", "evaluated_every"} & set(entry)

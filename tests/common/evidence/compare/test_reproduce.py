@@ -153,11 +153,8 @@ def test_unreadable_and_unreached_runs_are_not_reproduced(golden, tmp_path):
 
 
 def test_text_of_a_log_is_shown_without_control_characters(golden, tmp_path):
-    logs = ["\n".join(golden.log()).replace('"optimized"', '"\\u001b[2J\\u202e"')]
-    folder = tmp_path / "a" / "resnet"
-    folder.mkdir(parents=True)
-    (folder / "result_0.txt").write_text(logs[0])
-    done = ttt("reproduce", folder)
+    lines = [line.replace('"optimized"', '"\\u001b[2J\\u202e"') for line in golden.log()]
+    done = ttt("reproduce", golden.write(tmp_path, [lines]))
     assert done.returncode == 1 and not set("\x1b\u202e") & set(done.stdout + done.stderr)
 
 
