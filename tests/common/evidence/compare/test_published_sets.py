@@ -1,5 +1,6 @@
 """The published sets of reported.yaml: entries made of logs, their names, and their picture."""
 
+import csv
 import json
 import re
 from xml.etree import ElementTree
@@ -180,6 +181,51 @@ def test_the_sets_of_the_files_follow_their_rule(facts):
     assert {"A100", "H100", "H200"} <= {entry["accelerators"].split()[1] for entry in closed}
     repeated = [source for entry in closed for source in entry.get("repeated_in", ())]
     assert repeated and not {entry["source"] for entry in closed} & set(repeated)
+
+
+def pairs(facts):
+    """Pair the published sets as they are read with their entries in the file."""
+    sets = load_reported()[facts["benchmark"]]
+    return zip(sets.sets + sets.peers, facts["sets"] + facts["peers"], strict=True)
+
+
+def test_a_published_set_agrees_with_itself(facts):
+    for published, entry in pairs(facts):
+        assert published.score.source == entry["source"]
+        assert published.score.minutes == pytest.approx(entry["score"], abs=1e-3)
+        for run, rate in zip(published.score.runs, entry.get("samples_per_s", ()), strict=False):
+            # of resnet the rate counts the images of the epochs up to the stop, as do the samples
+            assert not run.samples or run.samples_per_s_overall == pytest.approx(rate, rel=1e-4)
+        if "evaluation_s" in entry and "training_samples_per_s" in entry:
+            evaluation = 60 * np.mean([run.evaluation for run in published.score.runs])
+            assert evaluation == pytest.approx(entry["evaluation_s"], abs=0.2)
+
+
+def test_a_published_set_agrees_with_the_collected_runs(facts):
+    path = ROOT.parent / "shared/reference/published_runs.csv"
+    if not path.is_file():
+        pytest.skip("no collection of published runs beside this checkout")
+    names = ("submission", "round", "division", "system", "benchmark")
+    with path.open() as stream:
+        collected = list(csv.DictReader(stream))
+    num_compared = 0
+    for published, entry in pairs(facts):
+        key = (entry["submitter"], entry["round"], entry["division"], entry["system"], facts["benchmark"])
+        rows = [row for row in collected if tuple(row[name] for name in names) == key]
+        if not rows:
+            continue
+        num_compared += 1
+        assert [float(row["minutes"]) for row in rows] == [round(minutes, 4) for minutes in entry["minutes"]]
+        samples = [int(row["samples_to_target"]) if row["samples_to_target"] else None for row in rows]
+        assert samples == entry["samples_to_target"]
+        rates = [float(row["samples_per_s"]) for row in rows]
+        assert rates in (entry.get("samples_per_s"), entry.get("training_samples_per_s")) or rates == [
+            pytest.approx(run.samples_per_s_overall, rel=1e-4) if run.samples else rate
+            for run, rate in zip(published.score.runs, rates, strict=True)
+        ]
+        assert [float(row["final_accuracy"]) for row in rows] == entry["quality"]
+        assert {int(row["global_batch_size"]) for row in rows} == {entry["global_batch_size"]}
+    assert num_compared >= 10
 
 
 def test_every_set_is_found_by_submitter_round_and_name():
