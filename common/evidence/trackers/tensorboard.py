@@ -17,14 +17,11 @@ from common.files import make_folder, write_whole
 
 MODULES = {  # of tensorboard: none of them imports TensorFlow or torch
     "event": "compat.proto.event_pb2",
-    "summary": "compat.proto.summary_pb2",
-    "tensor": "compat.proto.tensor_pb2",
-    "types": "compat.proto.types_pb2",
     "hparams": "plugins.hparams.plugin_data_pb2",
-    "api": "plugins.hparams.api_pb2",
     "names": "plugins.hparams.metadata",
     "records": "summary.writer.record_writer",
 }
+Value = dict[str, Any]  # the fields of a Summary.Value
 
 
 class TensorBoardFiles(Store):
@@ -58,33 +55,29 @@ class TensorBoardFiles(Store):
         table = "\n".join(f"| {name} | {escape(text)} |" for name, text in run.tags.items())
         begin = [
             self.hyperparameters(run),
-            self.text("configuration", settings or "The log states none."),
-            self.text("provenance", f"| | |\n|---|---|\n{table}"),
+            pack_text("configuration", settings or "The log states none."),
+            pack_text("provenance", f"| | |\n|---|---|\n{table}"),
         ]
-        yield event(wall_time=start_s, summary=self.board.summary.Summary(value=begin))
+        yield event(wall_time=start_s, summary={"value": begin})
         for one in run.measurements:
             yield self.scalar(one.metric, one.value, one.samples, one.time_ms)
         if run.stop_ms is None:
             return
         for name, value in run.outcome.items():
             yield self.scalar(name, value, run.num_samples, run.stop_ms)
-        end = [self.text("status", run.status), self.session_end(run)]
-        summary = self.board.summary.Summary(value=end)
-        yield event(wall_time=run.stop_ms / 1000, step=run.num_samples, summary=summary)
+        status = "STATUS_SUCCESS" if run.came_to_its_end else "STATUS_FAILURE"
+        session_end = {"status": status, "end_time_secs": run.stop_ms / 1000}
+        end = [
+            pack_text("status", run.status),
+            self.session(self.board.names.SESSION_END_INFO_TAG, session_end_info=session_end),
+        ]
+        yield event(wall_time=run.stop_ms / 1000, step=run.num_samples, summary={"value": end})
 
     def scalar(self, name: str, value: float, samples: int, time_ms: int) -> Any:
-        parts = [self.board.summary.Summary.Value(tag=name, simple_value=value)]
-        summary = self.board.summary.Summary(value=parts)
+        summary = {"value": [{"tag": name, "simple_value": value}]}
         return self.board.event.Event(wall_time=time_ms / 1000, step=samples, summary=summary)
 
-    def text(self, name: str, text: str) -> Any:
-        tensor = self.board.tensor.TensorProto(
-            dtype=self.board.types.DT_STRING, string_val=[text.encode()], tensor_shape={"dim": [{"size": 1}]}
-        )
-        metadata = {"plugin_data": {"plugin_name": "text"}}
-        return self.board.summary.Summary.Value(tag=name, tensor=tensor, metadata=metadata)
-
-    def hyperparameters(self, run: TrackedRun) -> Any:
+    def hyperparameters(self, run: TrackedRun) -> Value:
         """Pack the parameters for the tab HPARAMS."""
         start = self.board.hparams.SessionStartInfo(group_name=run.key, start_time_secs=run.start_ms / 1000)
         for name, value in run.parameters.items():
@@ -92,18 +85,18 @@ class TensorBoardFiles(Store):
             setattr(start.hparams[name], kind, value)
         return self.session(self.board.names.SESSION_START_INFO_TAG, session_start_info=start)
 
-    def session_end(self, run: TrackedRun) -> Any:
-        status = self.board.api.STATUS_SUCCESS if run.came_to_its_end else self.board.api.STATUS_FAILURE
-        end = self.board.hparams.SessionEndInfo(status=status, end_time_secs=(run.stop_ms or 0) / 1000)
-        return self.session(self.board.names.SESSION_END_INFO_TAG, session_end_info=end)
-
-    def session(self, tag: str, **content: Any) -> Any:
+    def session(self, tag: str, **content: Any) -> Value:
         data = self.board.hparams.HParamsPluginData(version=self.board.names.PLUGIN_DATA_VERSION, **content)
         plugin = {
             "plugin_name": self.board.names.PLUGIN_NAME,
             "content": data.SerializeToString(deterministic=True),
         }
-        return self.board.summary.Summary.Value(tag=tag, metadata={"plugin_data": plugin})
+        return {"tag": tag, "metadata": {"plugin_data": plugin}}
+
+
+def pack_text(name: str, text: str) -> Value:
+    tensor = {"dtype": "DT_STRING", "string_val": [text.encode()], "tensor_shape": {"dim": [{"size": 1}]}}
+    return {"tag": name, "tensor": tensor, "metadata": {"plugin_data": {"plugin_name": "text"}}}
 
 
 def escape(text: str) -> str:
