@@ -131,16 +131,12 @@ def compare(log: Log, again: Log, processors: tuple[str, str]) -> Replayed:
 
     A log that a fault has ended is compared up to there.
     """
-    before, after = trail(log), trail(again)
+    before, after = (list(entry.events(DATA, LOSS, ACCURACY, END)) for entry in (log, again))
     if not log.came_to_its_end:
         before = [event for event in before if event.key != END]
         after = after[: len(before)]
     pairs = tuple(Pair(*events) for events in zip_longest(before, after))
     return Replayed(log, again, (*compare_facts(log, again), *pairs), tuple(reasons(log, again, processors)))
-
-
-def trail(log: Log) -> list[Event]:
-    return list(log.events(DATA, LOSS, ACCURACY, END))
 
 
 def compare_facts(log: Log, again: Log) -> list[Pair]:

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.evidence import intervals
 from common.evidence.compare import masked_accuracy
@@ -119,20 +119,18 @@ def reproduce(run_set: RunSet, published: Published | None, margin: float = MARG
     logs = [ordered[index] for index in ours.counted]
     is_alike = not ours.is_proxy and not ours.mixture
     convergence = compare_with_reference(ours.benchmark, logs) if is_alike else None
+    comparison = Reproduction(
+        score=ours, published=published, margin=margin, why_not=why_not, convergence=convergence
+    )
     if why_not or published is None:
-        return Reproduction(
-            score=ours, published=published, margin=margin, why_not=why_not, convergence=convergence
-        )
+        return comparison
     is_bert = ours.benchmark == "bert"
-    return Reproduction(
-        score=ours,
-        published=published,
-        margin=margin,
+    return replace(
+        comparison,
         factors=_factors(ours, logs, published, margin),
         parts=_parts(ours, published.score),
         countings=count_logs(logs, ours.target) if is_bert else (),
         published_countings=count_published(published) if is_bert else (),
-        convergence=convergence,
         devices=devices_of(run_set),
         is_same_runs=are_same_runs(ours, published.score),
     )

@@ -152,13 +152,9 @@ def test_a_log_without_a_time_keeps_its_place(golden):
     assert [run.name for run in found.runs] == ["0", "1", "3", "2"]
 
 
-def by_hand(golden, **kwargs):
-    """A run that crosses 0.72 half-way between its two evaluations of 6 s, start-up 6 s."""
-    return golden.timeline("bert", [(60, 66, 1000, 0.70), (126, 132, 2000, 0.74)], **kwargs)
-
-
 def test_minutes_are_split_at_the_interpolated_crossing(golden):
-    split = scored([by_hand(golden)]).split
+    # the run crosses 0.72 half-way between its two evaluations of 6 s, start-up 6 s
+    split = scored([golden.timeline("bert", [(60, 66, 1000, 0.70), (126, 132, 2000, 0.74)])]).split
     assert split.startup * 60 == pytest.approx(6)
     assert split.overshoot * 60 == pytest.approx(33)  # the crossing at 66 + 33 s, the stop at 132 s
     assert split.evaluation * 60 == pytest.approx(6 + 3)  # half of the second lies behind the crossing

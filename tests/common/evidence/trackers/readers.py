@@ -8,7 +8,6 @@ from common.evidence.log import read_log
 from common.evidence.score import run_of
 
 KEYS = {"loss": "train_loss", "quality": "eval_accuracy", "samples_per_s": "throughput"}  # of a metric
-NUM_EVALUATIONS = 5
 
 
 def expected(folder):
@@ -27,11 +26,6 @@ def expected(folder):
 
 def minutes_of(path):
     return run_of(read_log(path)).minutes
-
-
-def read_back(tracker, out):
-    """Return (number, metric) -> places, as `expected` does."""
-    return READERS[tracker](out)
 
 
 def rows_of(path):
@@ -137,4 +131,5 @@ def read_wandb(out):
     }
 
 
+# tracker -> a function that returns (number, metric) -> places, as `expected` does
 READERS = {"csv": read_csv, "mlflow": read_mlflow, "tensorboard": read_tensorboard, "wandb": read_wandb}

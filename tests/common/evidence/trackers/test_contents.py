@@ -9,15 +9,14 @@ from common.commands import export as command
 from common.evidence.trackers.csv_files import CsvFiles
 from common.evidence.trackers.mlflow import MlflowStore
 from tests.command import ttt_here
+from tests.common.evidence.conftest import NUM_EVALUATIONS
 from tests.common.evidence.trackers.readers import (
-    NUM_EVALUATIONS,
     READERS,
     expected,
     minutes_of,
     mlflow_runs,
     offline_runs,
     open_board,
-    read_back,
     rows_of,
 )
 
@@ -29,7 +28,7 @@ def test_every_value_is_read_back_and_an_export_again_doubles_none(tracker, resu
     folder, path, whole = results
     for count in (1, NUM_EVALUATIONS, NUM_EVALUATIONS):
         to_export(folder, tmp_path / "out", tracker)
-        places, values = expected(folder), read_back(tracker, tmp_path / "out")
+        places, values = expected(folder), READERS[tracker](tmp_path / "out")
         assert [len(places[number, "quality"]) for number in "01"] == [NUM_EVALUATIONS, count]
         assert values.keys() >= places.keys()
         for place in places:
@@ -72,7 +71,7 @@ def test_csv_replaces_a_run_whose_name_a_spreadsheet_would_compute(results, tmp_
         made.append((tmp_path / "out/measurements.csv").read_bytes())
     rows = rows_of(tmp_path / "out/runs.csv")
     assert len(rows) == 2 and all(row["run"].startswith("'-here") for row in rows)
-    assert made[0] == made[1] and read_back("csv", tmp_path / "out")  # both files name a run alike
+    assert made[0] == made[1] and READERS["csv"](tmp_path / "out")  # both files name a run alike
 
 
 def test_a_table_of_somebody_else_is_left_as_it_is(both, tmp_path):

@@ -19,7 +19,7 @@ from common.evidence.trackers.wandb import WandbRuns
 from common.repository import ROOT, install_hint
 from tests.command import one_line, start, ttt_here
 from tests.common.evidence.trackers.conftest import LIBRARIES
-from tests.common.evidence.trackers.readers import READERS, expected, open_board, read_back, rows_of
+from tests.common.evidence.trackers.readers import READERS, expected, open_board, rows_of
 from tests.runs import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the trackers' libraries
@@ -68,7 +68,7 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
     ]
     assert lines[3].startswith("3 runs of 1 sets -> ")
     to_export(folder, tmp_path / "followed", tracker)  # once more: nothing is missing, nothing doubles
-    values = read_back(tracker, tmp_path / "followed")
+    values = READERS[tracker](tmp_path / "followed")
     for place, wanted in expected(folder).items():
         assert values[place] == [pytest.approx(one, rel=1e-6) for one in wanted], place
 
