@@ -6,7 +6,7 @@ writes a database that `mlflow ui` shows.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,6 @@ from common.evidence.trackers.store import Store, import_library
 from common.evidence.trackers.tracked_run import RUNNING, Measurement, TrackedRun
 
 KEY = "ttt.run"  # the tag that tells a run from every other
-BATCH = 100  # the parameters or tags that a request may have; of metrics it may have 1,000
 
 
 class MlflowStore(Store):
@@ -55,18 +54,18 @@ class MlflowStore(Store):
         self.client = self.client or self.mlflow.MlflowClient(tracking_uri=self.uri)
         run_id, names = self.find_or_create(run)
         entities = self.mlflow.entities
-        self.log(
-            run_id,
-            "params",
-            [entities.Param(name, str(value)) for name, value in run.parameters.items() if name not in names],
-        )
+        new = {name: str(value) for name, value in run.parameters.items() if name not in names}
         tags = {**run.tags, "status": run.status}
-        self.log(run_id, "tags", [entities.RunTag(name, text) for name, text in tags.items()])
         metrics = [
             entities.Metric(one.metric, one.value, one.time_ms, one.samples)
             for one in self.missing(run_id, run)
         ]
-        self.log(run_id, "metrics", metrics)
+        self.client.log_batch(
+            run_id,
+            metrics=metrics,
+            params=[entities.Param(name, text) for name, text in new.items()],
+            tags=[entities.RunTag(name, text) for name, text in tags.items()],
+        )
         if run.status != RUNNING:
             status = "FINISHED" if run.came_to_its_end else "FAILED"
             self.client.set_terminated(run_id, status, run.stop_ms)
@@ -103,7 +102,3 @@ class MlflowStore(Store):
             for metric in self.client.get_metric_history(run_id, name)
         }
         return [one for one in wanted if (one.metric, one.samples, one.time_ms) not in known]
-
-    def log(self, run_id: str, kind: str, entries: Sequence[Any]) -> None:
-        for first in range(0, len(entries), BATCH):
-            self.client.log_batch(run_id, **{kind: entries[first : first + BATCH]})
