@@ -131,16 +131,6 @@ def test_the_published_logs_are_judged_as_by_the_official_checker(published):
     for run_set in load([published]):
         ours, passes, _ = outcome(run_set.lead.file.parent)
         assert not passes and ours.verdict == rcp.REFUSED
-    done = ttt("reproduce", published)
-    for part in (
-        "closed reference  0.77x: 27.0 / 35.0 epochs (MLCommons' reference convergence points, "
-        "ruleset 4.0.0, batch 2,048 between 1,632 and 3,264)",
-        "95 % 25.8 to 28.2 over all runs; the closed division accepts a mean of 33.9 or more",
-        "the closed division would refuse so few; the open division need not match it",
-        "the set counts masked tokens that the reference does not",
-    ):
-        assert part in done.stdout
-    assert done.returncode == 0  # the reference decides nothing
 
 
 def test_a_set_without_a_published_counterpart_is_beside_the_reference_too(golden, tmp_path):
