@@ -78,8 +78,10 @@ def decide(
     mean, low, high = float(means[-1]), float(lows[-1]), float(highs[-1])
     if low > high:  # of a sequence that has failed to cover; its last member stands alone
         low, high = mean - float(halves[-1]), mean + float(halves[-1])
-    deviation = math.sqrt(squares[-1] / (len(values) - 1)) if len(values) > 1 else None
-    future = _Future(mean, deviation, len(values), alpha, margin)
+    future = None
+    if len(values) > 1:
+        future = _Future(mean, math.sqrt(squares[-1] / (len(values) - 1)), len(values), alpha, margin)
+    is_last = len(values) >= max_pairs
     return Decision(
         num_pairs=len(values),
         mean=mean,
@@ -88,44 +90,38 @@ def decide(
         p=p,
         outcome=outcomes[first - 1] if first else "undecided",
         decided_after=first,
-        more=None if first else future.more(),
-        is_futile=first is None and future.is_futile(values, max_pairs),
-        detectable=future.detectable(max(max_pairs, len(values))),
+        more=future.more() if future and not first else None,
+        is_futile=not first and (is_last or bool(future and future.is_futile(values, max_pairs))),
+        detectable=future.detectable(max(max_pairs, len(values))) if future else None,
     )
 
 
 @dataclass(frozen=True)
 class _Future:
-    """Forecasts from the mean and the deviation so far; they take no part in a decision."""
+    """Forecasts from the mean and the deviation of two pairs or more; they take no part in a decision."""
 
     mean: float
-    deviation: float | None
+    deviation: float
     num_pairs: int
     alpha: float
     margin: float
 
     def half(self, num_pairs: int | np.ndarray) -> np.ndarray:
         counts = np.atleast_1d(num_pairs)
-        return _half_widths(counts, (self.deviation or 0.0) ** 2 * (counts - 1), self.alpha)
+        return _half_widths(counts, self.deviation**2 * (counts - 1), self.alpha)
 
     def more(self) -> int | None:
-        if self.deviation is None:
-            return None
         counts = np.arange(self.num_pairs + 1, self.num_pairs + MAX_MORE + 1)
         enough = self.half(counts) < max(abs(self.mean), self.margin - abs(self.mean))
         return int(counts[enough.argmax()]) - self.num_pairs if enough.any() else None
 
     def is_futile(self, values: np.ndarray, max_pairs: int) -> bool:
-        if self.deviation is None or self.num_pairs >= max_pairs:
-            return self.num_pairs >= max_pairs
         half, reach = float(self.half(max_pairs)[0]), half_width(values)
         can_differ = abs(self.mean) + reach > half
         can_be_equivalent = max(abs(self.mean) - reach, 0.0) + half < self.margin
         return not can_differ and not can_be_equivalent
 
     def detectable(self, num_pairs: int) -> float | None:
-        if self.deviation is None:
-            return None
         half = float(self.half(num_pairs)[0])
         reach = float(scipy.stats.norm.ppf(POWER)) * self.deviation / math.sqrt(num_pairs)
         return half + reach if math.isfinite(half) else None
