@@ -215,7 +215,6 @@ def worth(effect: Effect) -> tuple[float, float]:
 
 
 def effect_cells(effect: Effect, together: str, minutes: str) -> dict[str, str]:
-    """Return the columns of an effect as text."""
     saved, quality = effect.minutes_saved, effect.quality
     return {
         together: ", ".join(effect.together) or DASH,

@@ -216,7 +216,6 @@ def list_committed(lead: Log) -> list[Path]:
 
 
 def is_committed(lead: Log) -> bool:
-    """True if a log's folder is one of those."""
     return lead.file is not None and lead.file.parent.resolve() in {
         path.parent.resolve() for path in list_committed(lead)
     }

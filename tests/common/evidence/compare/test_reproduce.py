@@ -110,10 +110,6 @@ def test_a_proxy_says_so_first_and_reproduces_nothing(golden, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--against", "nvidia"],
-            "more than one published result of resnet is called 'nvidia'; name one of: NVIDIA v2.0 dgxa100",
-        ),
         (["--against", "8xA100_80GB-metods"], "did you mean 8xA100_80GB-methods?"),
         (["--margin", "5"], "--margin 5: the margin is a share between 0 and 1"),
         (["--margin", "nan"], "--margin nan"),
