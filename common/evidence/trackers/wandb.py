@@ -50,10 +50,7 @@ class WandbRuns(Store):
         os.environ.update(QUIET)
         self.wandb = import_library("wandb", title="Weights & Biases")
         self.open: dict[str, OpenRun] = {}
-
-    @property
-    def record(self) -> Path:
-        return self.out / "exported.json"
+        self.record = out / "exported.json"
 
     @cached_property
     def digests(self) -> dict[str, str]:
