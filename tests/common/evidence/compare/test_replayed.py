@@ -40,8 +40,13 @@ SETS = [
 ]
 
 
-def committed(system="reference-2cpu-mini-optimized", benchmark="bert", number=0):
-    return committed_results() / system / benchmark / f"result_{number}.txt"
+def committed(system="reference-2cpu-mini-optimized", benchmark="bert"):
+    return committed_results() / system / benchmark / "result_0.txt"
+
+
+@pytest.fixture(scope="module")
+def log():
+    return read_log(committed())
 
 
 def edited(path, folder, mutation):
@@ -76,8 +81,7 @@ def test_a_run_that_repeats_is_counted_record_by_record(system, benchmark):
     assert verdict_lines(replayed)[0].endswith(f": {losses} losses, {accuracies} accuracies")
 
 
-def test_times_and_the_load_of_the_machine_are_not_compared(tmp_path):
-    log = read_log(committed())
+def test_times_and_the_load_of_the_machine_are_not_compared(log, tmp_path):
     slow = chain(
         lambda lines: retime(lines, lambda time_ms: 2 * time_ms),
         edit_all("throughput", lambda _: {"value": 0.5}),
@@ -97,8 +101,8 @@ def test_times_and_the_load_of_the_machine_are_not_compared(tmp_path):
         ("opt_base_learning_rate", lambda value: 1.1 * value, "opt_base_learning_rate"),
     ],
 )
-def test_the_last_bit_of_one_record_is_named_by_its_line(key, raised, word, tmp_path):
-    forged, log = edited(committed(), tmp_path, change(key, raised)), read_log(committed())
+def test_the_last_bit_of_one_record_is_named_by_its_line(log, key, raised, word, tmp_path):
+    forged = edited(committed(), tmp_path, change(key, raised))
     replayed = compare(forged, log, SAME)
     assert not replayed.is_accepted
     line = forged.first(key).line
@@ -108,8 +112,8 @@ def test_the_last_bit_of_one_record_is_named_by_its_line(key, raised, word, tmp_
     assert as_json(replayed)["accepted"] is False
 
 
-def test_a_record_that_was_removed_or_added_is_named(tmp_path):
-    log, forged = read_log(committed()), edited(committed(), tmp_path, remove("eval_accuracy", at=2))
+def test_a_record_that_was_removed_or_added_is_named(log, tmp_path):
+    forged = edited(committed(), tmp_path, remove("eval_accuracy", at=2))
     for processors in (SAME, OTHER):
         for pair in ((forged, log), (log, forged)):
             replayed = compare(*pair, processors)
@@ -117,14 +121,13 @@ def test_a_record_that_was_removed_or_added_is_named(tmp_path):
             assert "eval_accuracy" in verdict_lines(replayed)[1]
 
 
-def test_a_claimed_success_is_told_from_a_miss(tmp_path):
+def test_a_claimed_success_is_told_from_a_miss(log, tmp_path):
     missed = edited(committed(), tmp_path, edit("run_stop", status="aborted"))
-    replayed = compare(read_log(committed()), missed, SAME)
+    replayed = compare(log, missed, SAME)
     assert "run_stop" in verdict_lines(replayed)[1] and not replayed.is_accepted
 
 
-def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(tmp_path):
-    log = read_log(committed())
+def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(log, tmp_path):
     allowed = TOLERANCES["bert"]
     for factor, agrees in ((0.9, True), (1.1, False)):
         for key, raised in (
@@ -137,9 +140,9 @@ def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(tmp_path):
             assert compare(log, again, SAME).is_accepted is False
 
 
-def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(tmp_path):
+def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(log, tmp_path):
     """The accuracies up to there decide; what only one of them has done is not compared."""
-    log, last = read_log(committed()), read_log(committed()).last("eval_accuracy").metadata["samples"]
+    last = log.last("eval_accuracy").metadata["samples"]
     end_sooner = chain(without((LOSS, ACCURACY), from_sample=last), edit("run_stop", samples=last - 1600))
     sooner = edited(committed(), tmp_path, end_sooner)
     for pair in ((log, sooner), (sooner, log)):
@@ -148,8 +151,7 @@ def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(tmp_path):
         assert not compare(*pair, SAME).is_accepted
 
 
-def test_versions_threads_and_unknown_processors_make_it_elsewhere(tmp_path):
-    log = read_log(committed())
+def test_versions_threads_and_unknown_processors_make_it_elsewhere(log, tmp_path):
     text = committed().read_text()
     for before, after, word in (
         ("torch 2.15.0", "torch 2.14.0", "torch 2.15.0 there, 2.14.0 here"),
@@ -166,12 +168,11 @@ def test_versions_threads_and_unknown_processors_make_it_elsewhere(tmp_path):
     assert compare(log, read_log(tmp_path / "result_0.txt"), SAME).elsewhere == ()
 
 
-def test_a_log_that_a_fault_ended_is_compared_up_to_there(tmp_path):
-    log, first = read_log(committed()), read_log(committed()).first("eval_accuracy").line
+def test_a_log_that_a_fault_ended_is_compared_up_to_there(log, tmp_path):
     stop = edit("run_stop", status="aborted", reason="interrupted")
     aborted = edited(committed(), tmp_path, chain(without((LOSS, ACCURACY), from_sample=16000), stop))
     replayed = compare(aborted, log, SAME)
-    assert first and replayed.is_accepted and replayed.count(LOSS) == 1
+    assert replayed.is_accepted and replayed.count(LOSS) == 1
     assert any("fault" in line for line in verdict_lines(replayed))
 
 
@@ -245,7 +246,7 @@ def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
     assert compare(log, log, OTHER).is_accepted
 
 
-def test_the_processor_is_that_of_the_system_description():
+def test_the_processor_is_that_of_the_system_description(log):
     path = committed().relative_to(committed_results().parent)
     assert stated_processor(read_log(ROOT / path)).startswith("AMD EPYC, with L1d")
-    assert stated_processor(read_log(committed())) == ""  # a copy without its description
+    assert stated_processor(log) == ""  # a copy without its description
