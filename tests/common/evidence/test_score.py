@@ -10,8 +10,12 @@ from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
+from common.evidence.rules.rule import add, edit, place_of, remove
 from common.evidence.score import SPEEDUP, counting_window, notes, olympic_mean, score, speedups
 from tests.command import ttt_here as ttt
+
+aborted = edit("run_stop", status="aborted")
+below_target = remove("eval_accuracy", at=-1)  # without the evaluation at the target
 
 PUBLISHED_SCORES = {  # the official summarizer's minutes for the MosaicML submissions of v2.0 and v2.1
     ("resnet", "baseline"): (110.513128, 107_618_028, 0.766668),
@@ -23,25 +27,14 @@ RATES = {"resnet": (23_989, 25_038), "bert": (1_488, 1_533)}  # samples/s withou
 
 
 def scored(logs, folder="here", **told):
-    parsed = [parse_log("\n".join(lines).encode(), f"{n}", ("", "")) for n, lines in enumerate(logs)]
+    parsed = [parse_log("\n".join(lines).encode(), f"{n}") for n, lines in enumerate(logs)]
     return score(RunSet(folder=folder, logs=tuple(parsed)), **told)
-
-
-def aborted(lines):
-    return [line.replace('"status": "success"', '"status": "aborted"') for line in lines]
-
-
-def below_target(lines):
-    """Without its last evaluation, the one at the target."""
-    last = max(index for index, line in enumerate(lines) if '"key": "eval_accuracy"' in line)
-    return lines[:last] + lines[last + 1 :]
 
 
 def test_a_resumed_run_counts_when_told_to_in_place_of_its_interrupted_logs(golden):
     logs = golden.set("resnet")
-    first = next(i for i, line in enumerate(logs[1]) if '"key": "block_stop"' in line)
-    mark = logs[1][first].replace('"block_stop"', '"resumed"')
-    again = logs[1][:first] + [mark] + logs[1][first:]
+    first = place_of(logs[1], "block_stop")
+    again = add("block_stop", key="resumed")(logs[1])
     stopped = aborted([*logs[1][:first], logs[1][-1]]), aborted([*again[: first + 5], again[-1]])
     interrupted = [logs[0], stopped[0], *logs[2:], stopped[1], again]
     alone, told = scored(interrupted), scored(interrupted, include_resumed=True)
