@@ -132,14 +132,8 @@ def raise_on_all_ranks() -> Iterator[None]:
         yield
     except UserError as met:
         error = met
-    if not dist.is_initialized():
-        if error is not None:
-            raise error
-        return
-    errors = all_gather({"what": error.what, "where": error.where, "hint": error.hint} if error else None)
-    first = next((description for description in errors if description is not None), None)
-    if first is not None:
-        raise UserError(**first)
+    if first := next(filter(None, all_gather(error)), None):
+        raise first
 
 
 def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
