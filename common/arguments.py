@@ -21,21 +21,11 @@ SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
     """Add arguments that several commands share; `changes` replace what argparse is told of them.
 
+    The size is the benchmark itself: nobody gets figures of the proxy without having typed its name.
     `settle_folders` completes `paths`, `--data`, `--results` and `--systems`.
     """
-    shared = shared_arguments()
-    for name in names:
-        flags = ("-o", name) if name == "--out" else (name,)
-        parser.add_argument(*flags, **shared[name] | changes)
-
-
-def shared_arguments() -> dict[str, dict[str, Any]]:
-    """Return what argparse is told of each shared argument.
-
-    The size is the benchmark itself: nobody gets figures of the proxy without having typed its name.
-    """
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-    return {
+    shared: dict[str, dict[str, Any]] = {
         "benchmark": {"type": benchmark_folder, "help": f"one of: {list_benchmarks()}"},
         "--benchmarks": {
             "nargs": "+",
@@ -98,6 +88,9 @@ def shared_arguments() -> dict[str, dict[str, Any]]:
         "--systems": folder
         | {"help": "the folder of system descriptions; default: systems/ beside the results"},
     }
+    for name in names:
+        flags = ("-o", name) if name == "--out" else (name,)
+        parser.add_argument(*flags, **shared[name] | changes)
 
 
 def benchmark_folder(name: str) -> str:

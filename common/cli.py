@@ -307,15 +307,14 @@ def offer_parts(parser: Parser, parts: Iterable[str]) -> list[str]:
 
 def offer_names(parser: Parser, parts: Sequence[str]) -> None:
     """Let a parser complete benchmarks and configurations, and the words that choose a part."""
-    from common.repository import benchmarks, configurations
 
     def offer_benchmarks(**_: Any) -> list[str]:
         return [*parts, *(name for both in benchmark_names().items() for name in both)]
 
     def offer_configurations(parsed_args: argparse.Namespace, **_: Any) -> list[str]:
         chosen = getattr(parsed_args, "benchmark", None)
-        folders = benchmarks() if chosen is None else [chosen]
-        return [name for folder in folders for name in configurations(folder)]
+        folders = repository.benchmarks() if chosen is None else [chosen]
+        return [name for folder in folders for name in repository.configurations(folder)]
 
     offers: dict[str, Any] = dict.fromkeys(("benchmark", "benchmarks"), offer_benchmarks)
     offers |= dict.fromkeys(("configuration", "configurations", "a", "b"), offer_configurations)
