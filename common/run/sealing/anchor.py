@@ -102,7 +102,12 @@ class Stamper:
         start_thread(self.find_public_url)
 
     def find_public_url(self) -> None:
-        self.public_url = find_public_url(self.url)
+        """Reduce the address to scheme and host where the whole internet knows it, else to ''."""
+        parts = urlsplit(self.url)
+        with suppress(OSError, ValueError):
+            addresses = socket.getaddrinfo(parts.hostname, None)
+            if all(ip_address(address[4][0]).is_global for address in addresses):
+                self.public_url = f"{parts.scheme}://{parts.hostname}"
 
     def ask(self, request: Request) -> None:
         """Send a request; its answer is collected later."""
@@ -224,17 +229,6 @@ def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
 
 def start_thread(function: Callable[[], None]) -> None:
     threading.Thread(target=function, daemon=True).start()
-
-
-def find_public_url(url: str) -> str:
-    """Reduce an address to scheme and host where the whole internet knows it, else to ''."""
-    parts = urlsplit(url)
-    try:
-        addresses = socket.getaddrinfo(parts.hostname, None)
-        is_public = all(ip_address(address[4][0]).is_global for address in addresses)
-    except (OSError, ValueError):
-        is_public = False
-    return f"{parts.scheme}://{parts.hostname}" if is_public else ""
 
 
 def say(text: str, stream: Any) -> None:
