@@ -227,18 +227,14 @@ def read_card(name: str, module: str) -> Card:
         module=module,
         title=title.strip().splitlines()[0].rstrip("."),
         sections=sections,
-        settings=tuple(read_settings(tree)),
+        settings=tuple(
+            read_setting(line)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef) and node.name == "Config"
+            for line in node.body
+            if isinstance(line, ast.AnnAssign)
+        ),
     )
-
-
-def read_settings(tree: ast.Module) -> list[Setting]:
-    return [
-        read_setting(line)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name == "Config"
-        for line in node.body
-        if isinstance(line, ast.AnnAssign)
-    ]
 
 
 def read_setting(line: ast.AnnAssign) -> Setting:

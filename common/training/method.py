@@ -7,7 +7,7 @@ the file in CamelCase and its settings are the class's `Config`.
 import inspect
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -69,14 +69,12 @@ class Progress:
     num_epochs: int
     seed: int = 0
 
-    @contextmanager
-    def randomness(self, name: str) -> Iterator[None]:
+    def randomness(self, name: str) -> AbstractContextManager[None]:
         """Make torch's random numbers on the CPU a function of (seed, step, name) alone inside the block.
 
         So runs repeat and resume, and ranks and micro-batches draw alike.
         """
-        with seeded(self.seed, self.step, zlib.crc32(name.encode())):
-            yield
+        return seeded(self.seed, self.step, zlib.crc32(name.encode()))
 
 
 @contextmanager
