@@ -14,10 +14,7 @@ from common.repository import NAME, ROOT, configurations, hide_folders
 MAX_EXTENDS = 2
 
 
-def merge_files(
-    benchmark: str, configuration: str, size: str
-) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
-    """Merge the files of a configuration; returns the values, and the file:line of each key."""
+def merge_files(benchmark: str, configuration: str, size: str) -> yaml_file.Document:
     chain: list[yaml_file.Document] = []
     of_mini: list[yaml_file.Document] = []
     name: Any = configuration
@@ -28,35 +25,33 @@ def merge_files(
         chain.append(document)
         of_mini.append(pop_section(document, "mini"))
         name = document.values.pop("extends", None)
-    values: dict[str, Any] = {}
-    origins: dict[tuple[str, ...], str] = {}
+    merged = yaml_file.Document({}, {})
     for document in reversed(chain):
-        merge(values, document, origins)
+        merge(merged, document)
     if size == "mini":
         overlay = read(benchmark, size)
-        adjusted = mapping(overlay.values, "methods", overlay.origins)
-        on = mapping(values, "methods", origins)
+        adjusted, on = mapping(overlay, "methods"), mapping(merged, "methods")
         overlay.values["methods"] = {
             name: adjusted[name] for name in adjusted if on.get(name, False) is not False
         }
         for document in (overlay, *reversed(of_mini)):
-            merge(values, document, origins)
-    return values, origins
+            merge(merged, document)
+    return merged
 
 
 def pop_section(document: yaml_file.Document, name: str) -> yaml_file.Document:
     """Take a mapping out of a document, as a document of its own; empty if it has none."""
-    values = mapping(document.values, name, document.origins)
+    values = mapping(document, name)
     document.values.pop(name, None)
     places = [path for path in document.origins if path[:1] == (name,)]
     origins = {path[1:]: document.origins.pop(path) for path in places}
     return yaml_file.Document(values, origins)
 
 
-def mapping(values: dict[str, Any], key: str, origins: dict[tuple[str, ...], str]) -> dict[str, Any]:
-    value = values.get(key) or {}
+def mapping(document: yaml_file.Document, key: str) -> dict[str, Any]:
+    value = document.values.get(key) or {}
     if not isinstance(value, dict):
-        raise UserError("expected `name: settings` lines", where=f"{origins.get((key,), '')}: {key}")
+        raise UserError("expected `name: settings` lines", where=f"{document.origins.get((key,), '')}: {key}")
     return value
 
 
@@ -83,7 +78,7 @@ def read_path(path: Path) -> tuple[yaml_file.Document, str]:
     return document, base
 
 
-def merge_base(benchmark: str, base: str, size: str) -> tuple[dict[str, Any], dict[tuple[str, ...], str]]:
+def merge_base(benchmark: str, base: str, size: str) -> yaml_file.Document:
     """Merge a configuration, or the file of a path over the configuration that it extends.
 
     Raises UserError for an unknown configuration.
@@ -92,10 +87,10 @@ def merge_base(benchmark: str, base: str, size: str) -> tuple[dict[str, Any], di
     if configuration not in configurations(benchmark):
         hint = nearest(configuration, configurations(benchmark))
         raise UserError(f"unknown configuration '{configuration}' of {benchmark}", hint=hint)
-    values, origins = merge_files(benchmark, configuration, size)
+    merged = merge_files(benchmark, configuration, size)
     if document:
-        merge(values, document, origins)
-    return values, origins
+        merge(merged, document)
+    return merged
 
 
 def parse_setting(setting: str) -> yaml_file.Document:
@@ -112,8 +107,8 @@ def parse_setting(setting: str) -> yaml_file.Document:
     return yaml_file.Document(value, origins)
 
 
-def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[str, ...], str]) -> None:
-    """Lay one document over the values in place, and remember where each of its keys came from."""
+def merge(under: yaml_file.Document, over: yaml_file.Document) -> None:
+    """Lay one document over another in place, with the origins of its keys."""
 
     def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
         for key, value in above.items():
@@ -122,19 +117,19 @@ def merge(values: dict[str, Any], over: yaml_file.Document, origins: dict[tuple[
             else:
                 below[key] = value
 
-    lay(values, over.values)
-    origins.update(over.origins)
+    lay(under.values, over.values)
+    under.origins.update(over.origins)
 
 
 def extend(base: str, settings: Iterable[str], head: str) -> str:
     """Return the YAML file that lays settings, as in --set, over a configuration or over a file's path."""
-    values = dict[str, Any]()
+    merged = yaml_file.Document({}, {})
     if base.endswith(".yaml"):
         document, base = read_path(Path(base))
-        merge(values, document, {})
+        merge(merged, document)
     for setting in settings:
-        merge(values, parse_setting(setting), {})
-    return f"{head}\n" + yaml.safe_dump({"extends": base} | values, sort_keys=False, width=100)
+        merge(merged, parse_setting(setting))
+    return f"{head}\n" + yaml.safe_dump({"extends": base} | merged.values, sort_keys=False, width=100)
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -83,8 +83,8 @@ def short_name(name: str) -> str:
 
 
 def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
-    values, origins = merge_base(benchmark, base, size)
-    return {name for name, entry in mapping(values, METHODS, origins).items() if entry is not False}
+    methods = mapping(merge_base(benchmark, base, size), METHODS)
+    return {name for name, entry in methods.items() if entry is not False}
 
 
 def settings_of(benchmark: str, method: str, size: str) -> dict[str, Any]:
@@ -100,7 +100,9 @@ def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any
     """
     methods = {}
     for name in configurations(benchmark):
-        full, sized = (merge_files(benchmark, name, which)[0].get(METHODS) or {} for which in ("full", size))
+        full, sized = (
+            merge_files(benchmark, name, which).values.get(METHODS) or {} for which in ("full", size)
+        )
         methods[name] = {
             method: sized.get(method) or full[method] for method in full if full[method] is not False
         }

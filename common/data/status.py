@@ -140,7 +140,7 @@ def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[Data
     readers: dict[str, list[str]] = {}
     keys: dict[str, dict[str, Any]] = {}
     for name in configurations(benchmark):
-        keys[name] = flat(merge_files(benchmark, name, size)[0])
+        keys[name] = flat(merge_files(benchmark, name, size).values)
         readers.setdefault(str(keys[name]["data.directory"]), []).append(name)
     for directory, names in sorted(readers.items(), key=lambda entry: -len(entry[1])):
         state = DataState(

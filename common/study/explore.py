@@ -270,7 +270,7 @@ def own_samples(benchmark: str, configuration: str, size: str) -> float | None:
     """
     if benchmark not in benchmarks() or configuration not in configurations(benchmark):
         return None
-    values, _ = merge_files(benchmark, configuration, size)
+    values = merge_files(benchmark, configuration, size).values
     scale = (values["methods"].get("scale_schedule") or {}).get("ratio", 1.0)
     duration = re.sub(r"^\d+", lambda count: str(int(int(count[0]) * scale)), values["max_duration"])
     return num_samples(duration, values["global_batch_size"], values["data"]["num_train_samples"])

@@ -60,13 +60,14 @@ def read_config(
     """
     kind = config_class(benchmark)
     source, changes_of_name = split_name(benchmark, configuration, size=size)
-    values, origins = merge_base(benchmark, source, size)
+    merged = merge_base(benchmark, source, size)
     for setting in (*changes_of_name, *settings):
-        merge(values, parse_setting(setting), origins)
+        merge(merged, parse_setting(setting))
+    values, origins = merged.values, merged.origins
     fixed = {"benchmark": benchmark, "configuration": short_name(source), "size": size}
     for key in sorted(fixed.keys() & values.keys()):
         raise UserError("is chosen on the command line", where=f"{origins[key,]}: {key}")
-    switched = mapping(values, "methods", origins)
+    switched = mapping(merged, "methods")
     values["methods"] = {name: entry for name, entry in switched.items() if entry is not False}
     values |= fixed
     choose_precision(values, origins)

@@ -118,8 +118,9 @@ def test_a_closed_configuration_is_ablated_in_the_open_division(benchmark):
 
 def test_steps_of_size_mini_are_timed_in_the_micro_batches_that_are_trained(resnet, monkeypatch):
     def merge_small(*words):
-        values, origins = merge_base(*words)
-        return values | {"micro_batch_size": 8}, origins
+        merged = merge_base(*words)
+        merged.values["micro_batch_size"] = 8
+        return merged
 
     monkeypatch.setattr(load, "merge_base", merge_small)
     assert experiment(plan(resnet, 0)).config_on_one_device(State()).micro_batch_size == 8
