@@ -69,6 +69,17 @@ def test_bad_yaml_is_refused_with_file_and_line(text, message):
         *((f"{key}=x", f"{key}: is chosen") for key in ("size", "benchmark", "configuration")),
         *((f"optimizer.{key}=1e400", key) for key in ("learning_rate", "epsilon", "weight_decay")),
         ("submission.hardware=../elsewhere", r"submission\.hardware"),
+        ("optimizer={name: lars, weight_decay: 0.0}", "weight_decay: lars takes no trust ratio"),
+        ("optimizer={name: lamb, nesterov: true}", "nesterov needs"),
+        ("optimizer={name: lamb, epsilon: 0.0}", "epsilon: only lars"),
+        ("optimizer={name: lamb, trust_coefficient: 0.1}", "trust_coefficient is read by lars alone"),
+        ("optimizer.max_gradient_norm=null", "max_gradient_norm is read by lamb and fused_lamb alone"),
+        ("schedule.power=2.0", "schedule.power: .*polynomial alone"),
+        ("schedule.end_learning_rate=0.1", "schedule.end_learning_rate: .*polynomial alone"),
+        ("schedule.decay=9ba", "schedule.decay: .*polynomial alone"),
+        ("schedule.decay_from=start", "schedule.decay_from: .*polynomial alone"),
+        ("schedule.decay=9x", "schedule.decay: .*write 9ep"),
+        ("schedule={name: polynomial, end_learning_rate: 9.0}", "schedule: .*above optimizer.learning_rate"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_key_and_what_was_expected(setting, message):
@@ -172,10 +183,13 @@ def test_a_configuration_has_values_of_its_own_for_size_mini(folder):
     assert full.target == 0.5 and "unpad" in full.methods
 
 
-def test_a_file_outside_of_the_folder_has_no_values_for_size_mini(tmp_path):
+def test_a_file_outside_of_the_folder_is_a_file_and_has_no_values_for_size_mini(tmp_path):
     (tmp_path / "own.yaml").write_text("extends: baseline\nmini: {target: 0.3}\n")
-    with pytest.raises(UserError, match=r"own.yaml:2: .*without `mini:`"):
-        bert(configuration=str(tmp_path / "own.yaml"))
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    for name, why in (("own", ":2: .*without `mini:`"), ("pipe", ": .*regular"), ("folder", ": .*regular")):
+        with pytest.raises(UserError, match=f"{name}.yaml{why}"):
+            bert(configuration=str(tmp_path / f"{name}.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -202,11 +216,3 @@ def test_a_file_is_utf_8_whatever_the_locale_says(folder):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ""}
     done = run(sys.executable, "-c", code, env=os.environ | plain, cwd=folder.parent)
     assert (done.returncode, done.stderr) == (0, "") and float(done.stdout) > 0
-
-
-def test_a_pipe_or_folder_is_no_configuration(tmp_path):
-    os.mkfifo(tmp_path / "pipe.yaml")
-    (tmp_path / "folder.yaml").mkdir()
-    for name in ("pipe.yaml", "folder.yaml"):
-        with pytest.raises(UserError, match=f"{name}: .*regular"):
-            bert(configuration=str(tmp_path / name))
