@@ -60,18 +60,12 @@ def test_files_come_whole_and_once(storage, tmp_path):
     assert {method for method, path, _ in storage.requests[num_requests:] if "/files/" in path} == {"HEAD"}
 
 
-def test_a_connection_that_is_cut_goes_on_where_it_was(storage, tmp_path):
-    storage.cuts[TWO] = [1_500, 2_000]
+@pytest.mark.parametrize("resumes", [True, False], ids=["resumes", "sends the whole again"])
+def test_a_connection_that_is_cut_goes_on_where_it_was_if_the_server_can(storage, tmp_path, resumes):
+    storage.resumes, storage.cuts[TWO] = resumes, [1_500, 2_000] if resumes else [1_500]
     download(storage, tmp_path)
     check_whole(storage, tmp_path)
-    assert storage.ranges(TWO) == [None, "bytes=1500-", "bytes=3500-"]
-
-
-def test_a_server_without_ranges_sends_the_whole_again(storage, tmp_path):
-    storage.resumes, storage.cuts[TWO] = False, [1_500]
-    download(storage, tmp_path)
-    check_whole(storage, tmp_path)
-    assert storage.ranges(TWO) == [None, "bytes=1500-"]
+    assert storage.ranges(TWO) == [None, "bytes=1500-", *["bytes=3500-"] * resumes]
 
 
 def test_after_attempts_in_vain_the_next_command_goes_on(storage, tmp_path):

@@ -100,6 +100,12 @@ def test_a_record_that_is_none_does_not_count(prepared, content):
     assert state()["state"] == "prepared"
 
 
+def make_of_other_settings(folder):
+    facts = manifest.read_manifest(folder, hint="")["facts"]
+    facts["settings"]["data.num_train_samples"] = 7
+    manifest.write_manifest(folder, facts)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -107,20 +113,13 @@ def test_a_record_that_is_none_does_not_count(prepared, content):
         (lambda folder: (folder / "vocab.txt").write_text("more than it was"), "vocab.txt: 16 bytes"),
         (lambda folder: (folder / "other").touch(), "other: not in the manifest"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "not a data manifest"),
+        (make_of_other_settings, "made with data.num_train_samples 7"),
     ],
 )
-def test_damage_that_names_and_sizes_show_is_named(prepared, change, message):
+def test_damage_that_the_manifest_names_and_sizes_show_is_named(prepared, change, message):
     change(prepared)
     (problem,) = state(code=1)["problems"]
     assert message in problem
-
-
-def test_data_of_other_settings_are_named(prepared):
-    facts = manifest.read_manifest(prepared, hint="")["facts"]
-    facts["settings"]["data.num_train_samples"] = 7
-    manifest.write_manifest(prepared, facts)
-    (problem,) = state(code=1)["problems"]
-    assert "made with data.num_train_samples 7" in problem
 
 
 def test_a_folder_beside_which_nothing_can_be_written_is_verified_without_a_record(prepared, monkeypatch):

@@ -169,6 +169,9 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
             resume.resume_run_set(run_set(), result, seed=None)
 
 
+OUT_OF_RANGE = {"step": -5, "quality": 1.5, "saved": -1.0, "world_size": 0}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -181,20 +184,13 @@ def test_what_is_no_checkpoint_is_refused(result, tmp_path):
         ({"log": LOG.replace("3", "4")}, "another seed"),
         ({"epoch": 1}, "its epoch"),
         ({"started": 5.0}, "its times"),
+        *(({key: number}, "is not a checkpoint of ttt run") for key, number in OUT_OF_RANGE.items()),
     ],
 )
 def test_facts_that_no_run_can_have_written_are_refused(result, change, message):
-    checkpoint.write(checkpoint_of(result), {}, facts(**change))
-    with pytest.raises(UserError, match=f"result_0.safetensors: .*{message}"):
-        resume.resume_run_set(run_set(), result, seed=None)
-
-
-@pytest.mark.parametrize("change", [{"step": -5}, {"quality": 1.5}, {"saved": -1.0}, {"world_size": 0}])
-def test_facts_out_of_range_are_refused(result, change):
-    path = checkpoint_of(result)
     text = json.dumps(json.loads(facts().model_dump_json()) | change)
-    save_file({}, path, metadata={"facts": text, "facts_crc32": crc_of(text)})
-    with pytest.raises(UserError, match="is not a checkpoint of ttt run"):
+    save_file({}, checkpoint_of(result), metadata={"facts": text, "facts_crc32": crc_of(text)})
+    with pytest.raises(UserError, match=f"result_0.safetensors: .*{message}"):
         resume.resume_run_set(run_set(), result, seed=None)
 
 
