@@ -29,10 +29,6 @@ def test_an_added_method_has_the_settings_of_the_configuration_that_uses_it():
     assert full["half_life_steps"] == 100 and mini["half_life_steps"] == 12
 
 
-def test_a_method_that_no_configuration_uses_has_its_defaults():
-    assert load("baseline+sam").methods["sam"] == {}
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
