@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common.repository import benchmark_module
 from common.run.loop import Spec, TrainingRun, resume_run, save
 from common.run.mllog import RunLog
 from common.run.worker import leave
@@ -57,13 +58,12 @@ def start(name, folder, *, source=None, rank_info=SINGLE_RANK, kind=TrainingRun,
 
     `settings` stand in the place of the benchmark's above.
     """
-    module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     short = ["precision=fp32", "max_duration=40ba", "schedule.warmup=2ba", *(settings or SETTINGS[name])]
     config = load_config(name, "baseline", size="mini", settings=short).config
     result = folder / "result_0.txt"
     spec = Spec(config={}, seed=3, system="test", result=str(result), expected_s=None)
     log = RunLog(result if rank_info.rank == 0 else Path(os.devnull), state="block")
-    run = kind(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
+    run = kind(spec, config, benchmark_module(name).Benchmark(config, seed=3, rank_info=rank_info), log)
     run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # its scale has to be kept
     run.initialize()
     random.seed(3), np.random.seed(3)  # a run does not: nothing in it draws from them

@@ -9,6 +9,7 @@ import torch
 from common.data import sampler
 from common.errors import UserError
 from common.measure import scaling
+from common.repository import benchmark_module
 from common.run import launch
 from common.training import ranks
 from common.training.load import load_config
@@ -59,9 +60,8 @@ def test_balanced_ranks_share_the_samples_of_a_batch_and_have_about_equal_tokens
 
 
 def benchmark(name, rank_info, *settings):
-    module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     config = load_config(name, "baseline", size="mini", settings=list(settings)).config
-    return module.Benchmark(config, seed=4, rank_info=rank_info)
+    return benchmark_module(name).Benchmark(config, seed=4, rank_info=rank_info)
 
 
 @pytest.mark.parametrize(("name", "key"), [("language_bert", "input_ids"), ("image_classification", "x")])

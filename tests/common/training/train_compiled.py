@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch._dynamo.utils import counters
 
+from common.repository import benchmark_module
 from common.run.loop import Spec, TrainingRun
 from common.run.mllog import RunLog
 from common.run.worker import leave
@@ -108,11 +109,12 @@ def register_kernels():
 
 def start(name, rank_info, settings):
     """Return an initialized run."""
-    module = __import__(f"{name}.benchmark", fromlist=["Benchmark"])
     config = load_config(name, "optimized", size="mini", settings=list(settings)).config
     spec = Spec(config={}, seed=3, system="test", result="", expected_s=None)
     log = RunLog(Path(os.devnull), state="run")
-    run = TrainingRun(spec, config, module.Benchmark(config, seed=3, rank_info=rank_info), log)
+    run = TrainingRun(
+        spec, config, benchmark_module(name).Benchmark(config, seed=3, rank_info=rank_info), log
+    )
     run.initialize()
     return run
 
