@@ -97,10 +97,16 @@ class StepClock:
         """Count a step; `loss` is its scalar loss on the device."""
         self.num_steps += 1
         now = time.monotonic()
-        if now - self.fetched_at >= FETCH_EVERY_S:
-            self._fetch(loss)
-            self.fetched_at = now
-            self._draw(now)
+        if now - self.fetched_at < FETCH_EVERY_S:
+            return
+        self._fetch(loss)
+        self.fetched_at = now
+        text = self.show(self.num_steps, self.steps_per_s(), self.loss)
+        if self.live:
+            self.live.start()
+            self.live.update(Text(text), refresh=True)
+        else:
+            self.occasional_line(text)
 
     def steps_per_s(self) -> float:
         return (self.num_steps - self.steps_before_block) / max(time.monotonic() - self.block_start, 1e-9)
@@ -133,12 +139,3 @@ class StepClock:
             self.copy = loss.detach().to("cpu", non_blocking=True)
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
-
-    def _draw(self, now: float) -> None:
-        text = self.show(self.num_steps, self.steps_per_s(), self.loss)
-        if self.live:
-            self.live.start()
-            self.live.update(Text(text), refresh=True)
-        elif now - self.printed_at >= PRINT_EVERY_S:
-            self.printed_at = now
-            self.line(text)
