@@ -19,19 +19,15 @@ from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
 from common.run import launch, run_sets
 from common.run.run_set import Ended
 from common.run.sealing import seal
-from common.training.load import load_config
+from tests.common.run import test_run_set
 from tests.common.run.test_faulty_disks import fill
+from tests.common.run.test_run_set import HARDWARE
 from tests.common.run.test_set_folder import leave_result
 from tests.runs import BERT, until
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
-HARDWARE = "submission.hardware=reference-2cpu"
+planned = partial(test_run_set.planned, "language_bert", runs="2")
 NAMED = "drand quicknet, round 22000000"
-
-
-def planned(results, runs="2", seed=None, configuration="baseline"):
-    loaded = load_config("language_bert", configuration, size="mini", settings=[HARDWARE])
-    return launch.plan_run_set(loaded, results=results, runs=runs, seed=seed)
 
 
 def list_runs(run_set, outcome="failed", kept=True):
@@ -217,8 +213,7 @@ def test_the_seed_of_a_run_is_free_for_no_other_after_a_resumption_that_failed_b
 def test_a_set_of_another_recipe_is_sealed_apart_and_has_seeds_of_its_own(tmp_path, capsys):
     sealing = command(tmp_path, "--runs", "3", "--seal", NAMED)
     assert dispatch(sealing) == 0 == dispatch([*sealing, "--set", "target=0.012"])
-    loaded = load_config("language_bert", "baseline", size="mini", settings=[HARDWARE, "target=0.012"])
-    other = launch.plan_run_set(loaded, results=tmp_path, runs="3", seed=None)
+    other = planned(tmp_path, "target=0.012", runs="3")
     assert "baseline+target=0.012" in other.system
     assert f"3 runs are sealed in {os.path.relpath(other.directory / SEAL)}" in capsys.readouterr().out
     sets = [seal.derive_run_set(one, "1f", continues=False) for one in (planned(tmp_path, runs="3"), other)]

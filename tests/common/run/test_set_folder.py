@@ -27,8 +27,8 @@ HERE = "submission.hardware=here"
 PLAIN = "here-mini-optimized"
 
 
-def planned(results, *settings, num_ranks=1):
-    loaded = load_config("language_bert", "optimized", size="mini", settings=[HERE, *settings])
+def planned(results, *settings, num_ranks=1, configuration="optimized"):
+    loaded = load_config("language_bert", configuration, size="mini", settings=[HERE, *settings])
     return launch.plan_run_set(loaded, results=results, runs="1", seed=None, num_ranks=num_ranks)
 
 
@@ -65,9 +65,7 @@ def test_the_name_of_a_folder_says_what_is_changed(settings, changes, tmp_path):
 
 
 def test_the_first_method_of_a_configuration_without_any_is_in_the_name(tmp_path):
-    settings = [HERE, "methods.alibi={}"]
-    loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
-    run_set = launch.plan_run_set(loaded, results=tmp_path, runs="1", seed=None, num_ranks=1)
+    run_set = planned(tmp_path, "methods.alibi={}", configuration="baseline")
     assert run_set.system.startswith("here-mini-baseline+methods.alibi+")
 
 
