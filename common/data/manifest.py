@@ -22,8 +22,6 @@ MANIFEST = "manifest.json"
 
 
 class File(BaseModel):
-    """The size and digest of a file in a manifest."""
-
     model_config = ConfigDict(strict=True)
     bytes: int
     sha256: str
@@ -36,8 +34,6 @@ class Facts(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The types in a manifest."""
-
     model_config = ConfigDict(strict=True)
     fingerprint: str
     source: dict[str, str] = {}

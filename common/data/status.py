@@ -96,8 +96,6 @@ class SourceState:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """The data and the sources of some benchmarks."""
-
     data: list[DataState] = field(default_factory=list)
     sources: list[SourceState] = field(default_factory=list)
 

@@ -48,8 +48,6 @@ def apply_low_precision_layernorm(model: nn.Module) -> int:
 
 
 class LowPrecisionLayernorm(Method):
-    """Converts the model."""
-
     def configure(self, config: RunConfig) -> RunConfig:
         if config.precision != "fp32":
             return config

@@ -30,8 +30,6 @@ def split_decay(optimizer: Optimizer) -> int:
 
 
 class NoNormDecay(Method):
-    """Splits the optimizer's groups."""
-
     is_of_reference = True
 
     def configure(self, config: RunConfig) -> RunConfig:

@@ -51,8 +51,6 @@ def sharpness_aware_gradients(
 
 
 class Sam(Method):
-    """Replaces the gradients of every `every_steps`-th step."""
-
     class Config(Strict):
         rho: float = Field(default=0.5, gt=0, description="how far uphill")
         every_steps: int = Field(default=10, ge=1, description="how often; 1 is the paper's form")

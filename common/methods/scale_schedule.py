@@ -28,8 +28,6 @@ def scaled_duration(duration: str, ratio: float) -> str:
 
 
 class ScaleSchedule(Method):
-    """Changes `max_duration`."""
-
     class Config(Strict):
         ratio: float = Field(gt=0, description="new length over old length; published: 0.32 for ResNet-50")
 

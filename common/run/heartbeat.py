@@ -41,12 +41,10 @@ class Slot:
         self.words[POSITION] = step * len(PHASES) + phase
 
     def count_progress(self) -> None:
-        """Record progress inside a phase."""
         self.words[COUNT] += 1
 
     @property
     def step(self) -> int:
-        """The number of whole steps."""
         return self.words[POSITION] // len(PHASES)
 
     @property
@@ -108,7 +106,6 @@ class Heartbeat:
 
     @property
     def orders(self) -> dict[str, Any]:
-        """The specification of the run, for rank 0."""
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
 
     @property

@@ -104,7 +104,6 @@ class RunLog:
         self._write(partial(self.logger.end, time_ms=time_ms), key, None, metadata)
 
     def event(self, key: str, value: Any, **metadata: Any) -> None:
-        """Record a fact."""
         self._write(self.logger.event, key, value, metadata)
 
     def close(self) -> None:

@@ -51,7 +51,6 @@ class RunSet:
 
     @property
     def world_size(self) -> int:
-        """The ranks of a run."""
         return ranks.count_all(self.num_ranks)
 
     @property

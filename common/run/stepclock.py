@@ -89,7 +89,6 @@ class StepClock:
         return self.console.width - 1 if self.live else None
 
     def start(self) -> None:
-        """Begin a block of training steps."""
         self.block_start = time.monotonic()
         self.steps_before_block = self.num_steps
 

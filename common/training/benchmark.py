@@ -173,7 +173,6 @@ class Benchmark(ABC):
     @property
     @final
     def directory(self) -> Path:
-        """The folder of the prepared data."""
         directory: Path = self.config.data_directory
         return directory
 

@@ -41,7 +41,6 @@ class DecoupledSGD(SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Decay the weights, then take a plain SGD step."""
         decays = [group["weight_decay"] for group in self.param_groups]
         overflow = getattr(self, "found_inf", None)  # 1 where loss scaling skips the step, else 0
         for group, decay in zip(self.param_groups, decays, strict=True):
@@ -149,7 +148,6 @@ class Lamb(Adam):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Clip the gradients and take the step of each group."""
         with torch.enable_grad():
             loss = closure() if closure else None
         unscale_gradients(self)

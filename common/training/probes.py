@@ -85,7 +85,6 @@ class Probes(ABC):
 
     @property
     def config(self) -> Any:
-        """The configuration of the benchmark."""
         return self.benchmark.config
 
     @property

@@ -59,7 +59,6 @@ class Anchoring:
         self.order(watch=str(log), since=str(time.monotonic()))
 
     def stamp(self, file: Path) -> None:
-        """Let a whole file be stamped."""
         self.files[file] = None
         self.order(stamp=str(file))
 
