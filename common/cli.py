@@ -44,10 +44,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     },
 }
 COMMANDS = {verb: purpose for verbs in GROUPS.values() for verb, purpose in verbs.items()}
-FOLDERS = {
-    "measure": ("bench",),
-    "study": ("ablate", "compare", "estimate", "sweep"),
-}
+FOLDERS = {"bench": "measure."} | dict.fromkeys(("ablate", "compare", "estimate", "sweep"), "study.")
 
 
 class Part(NamedTuple):
@@ -172,13 +169,6 @@ def overview() -> str:
     return "\n\n".join(parts)
 
 
-def command_module(verb: str, part: str = "") -> str:
-    if part:
-        return f"common.commands.{PARTS[verb][part].module}"
-    folder = next((f"{folder}." for folder, verbs in FOLDERS.items() if verb in verbs), "")
-    return f"common.commands.{folder}{verb}"
-
-
 def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Find the words that choose a part of a verb; returns the part, '' for none, and the other words.
 
@@ -195,9 +185,10 @@ def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(words)
 
 
-def make_parser(verb: str, part: str = "") -> tuple[Parser, ModuleType | None]:
+def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
     """Return the parser of a verb or a part of it, and its module; None where a part has to be chosen."""
-    name = command_module(verb, part)
+    module = PARTS[verb][part].module if part else f"{FOLDERS.get(verb, '')}{verb}"
+    name = f"common.commands.{module}"
     command = importlib.import_module(name) if importlib.util.find_spec(name) else None
     parts = {} if part else PARTS.get(verb, {})
     epilog = EXIT_CODES
