@@ -71,25 +71,16 @@ class OptimizerConfig(Strict):
     trust_coefficient: float = Field(default=0.001, gt=0)  # of lars
     max_gradient_norm: float | None = Field(default=1.0, gt=0)  # of lamb, fused_lamb; null: any
 
-    @field_validator("nesterov")
+    @field_validator("nesterov", "weight_decay", "epsilon")
     @classmethod
-    def has_momentum(cls, value: bool, info: ValidationInfo) -> bool:
-        is_known = info.data.get("name") in ("sgd", "decoupled_sgd", "lars")
-        if value and not (is_known and info.data.get("momentum")):
+    def check_for_name(cls, value: float, info: ValidationInfo) -> float:
+        key, name = info.field_name, info.data.get("name")
+        has_momentum = name in ("sgd", "decoupled_sgd", "lars") and info.data.get("momentum")
+        if key == "nesterov" and value and not has_momentum:
             raise ValueError("nesterov needs sgd, decoupled_sgd or lars with a momentum")
-        return value
-
-    @field_validator("weight_decay")
-    @classmethod
-    def check_trust_ratio(cls, value: float, info: ValidationInfo) -> float:
-        if not value and (name := info.data.get("name")) in TRUST_RATIO:
+        if key == "weight_decay" and not value and name in TRUST_RATIO:
             raise ValueError(f"{name} takes no trust ratio where weight_decay is 0; set it above 0")
-        return value
-
-    @field_validator("epsilon")
-    @classmethod
-    def check_epsilon(cls, value: float, info: ValidationInfo) -> float:
-        if not value and info.data.get("name") != "lars":
+        if key == "epsilon" and not value and name != "lars":
             raise ValueError("only lars takes an epsilon of 0")
         return value
 
