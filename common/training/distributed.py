@@ -26,19 +26,12 @@ TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than an
 T = TypeVar("T")
 
 
-def set_device(rank_info: RankInfo) -> None:
-    """Make this rank's GPU the current one. Raises UserError if there is none for it."""
-    count = torch.cuda.device_count()
-    if rank_info.world_size == 1 or not torch.cuda.is_available():
-        return
-    if count > 1 and rank_info.local_rank >= count:  # one alone: srun shows each rank its own
-        raise UserError(f"no GPU is left for rank {rank_info.local_rank} of this machine, which has {count}")
-    torch.cuda.set_device(rank_info.local_rank % count)
-
-
 @contextmanager
 def process_group(rank_info: RankInfo) -> Iterator[None]:
-    """Join the process group; after an error it is not destroyed, which could block on the peers."""
+    """Join the process group, on a GPU of this rank if there are any. Raises UserError if none is left.
+
+    After an error the group is not destroyed, which could block on the peers.
+    """
     if rank_info.world_size == 1:
         yield
         return
@@ -48,10 +41,14 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
     else:
         store = None
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
-    set_device(rank_info)
-    on_gpu = torch.cuda.is_available()
-    if rank_info.num_local > 1 and on_gpu:
-        numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    on_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if on_gpu:
+        if 1 < count <= rank_info.local_rank:  # one alone: srun shows each rank its own
+            what = f"no GPU is left for rank {rank_info.local_rank} of this machine, which has {count}"
+            raise UserError(what)
+        torch.cuda.set_device(rank_info.local_rank % count)
+        if rank_info.num_local > 1:
+            numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
