@@ -241,17 +241,13 @@ def test_ctrl_c_while_the_last_replies_are_missing_ends_at_once_and_writes_that_
     assert [one["failure"] for one in anchors_of(folder)] == ["no reply before the command ended"]
 
 
-ADDRESSES = (
-    "ftp://a.example.com",
-    "file:///etc/passwd",
-    "http://",
-    "a.example.com",
-    "http://a b.example.com",
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://a.example.com", "file:///etc/passwd", "http://", "a.example.com", "http://a b.example.com"),
+        *("http://me:secret@a.example.com", "https://token@a.example.com/tsa"),
+    ],
 )
-LOGINS = ("http://me:secret@a.example.com", "https://token@a.example.com/tsa")
-
-
-@pytest.mark.parametrize("url", [*ADDRESSES, *LOGINS])
 def test_only_addresses_without_a_login_are_taken(url):
     with pytest.raises(UserError, match="--anchor: ") as refusal:
         authority_of(url)
