@@ -8,6 +8,7 @@ torch; checkpoint.py reads and writes the tensors.
 import argparse
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from common.run.run_set import RunSet
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 MAX_RESUMED = 100  # times that a run went on
+RESUME = ("--resume", "--resum", "--resu")  # argparse takes the first letters, here not those of --results
 FREE_KEYS = ("checkpoint_every", "data.directory")  # nothing that is trained depends on them
 
 
@@ -68,8 +70,8 @@ def find_resumed_result(result: Path) -> Path | None:
         words = shlex.split(commands[-1])
     except (IndexError, ValueError):  # no head, or an open quote
         return None
-    named = [value for option, value in zip(words, words[1:], strict=False) if option == "--resume"]
-    named += [word.removeprefix("--resume=") for word in words if word.startswith("--resume=")]
+    pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
+    named = [value for option, value in pairs if option in RESUME]
     return result.with_name(Path(named[-1]).name).with_suffix(".txt") if named else None
 
 

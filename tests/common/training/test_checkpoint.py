@@ -227,12 +227,13 @@ def test_a_flipped_bit_anywhere_in_a_checkpoint_is_refused(result):
 
 
 def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_before(result, capsys):
-    again, last = (result.with_name(f"result_{number}.txt") for number in (1, 2))
+    again, last, short = (result.with_name(f"result_{number}.txt") for number in (1, 2, 3))
     again.write_text(
         f"# command: ttt run a b\n{LOG}# --- resumed by\n# command: ttt run a b --resume {result}\n"
     )
     last.write_text(f"# command: ttt run a b --resume={checkpoint_of(again).name}\n")
-    for path in (again, last):
+    short.write_text(f"# command: ttt run a b --resu {last}\n")
+    for path in (again, last, short):
         found = resume.resume_run_set(run_set(), path, seed=None)
         assert found.checkpoint == checkpoint_of(result)
         assert f"{path.name} has no checkpoint of its own" in capsys.readouterr().out
