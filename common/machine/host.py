@@ -4,7 +4,6 @@ import os
 import platform
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from common.machine.load import Meter
 from common.machine.record import judge_speed
 
 MIB, GIB = 2**20, 2**30
-OLDEST_PYTHON, OLDEST_TORCH = (3, 11), (2, 11)
+OLDEST_TORCH = (2, 11)
 LOG_BYTES = MIB  # of a log; the largest published ones have half of it
 LEAST_FREE, USUAL_FREE = 16 * MIB, GIB
 SHARED_MEMORY = Path("/dev/shm")
@@ -36,8 +35,6 @@ READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
 def versions() -> Line:
     """Check Python, torch, its CUDA and NCCL, and the driver; advise what to install for it."""
     check, texts = "versions", [f"python {platform.python_version()}"]
-    if sys.version_info < OLDEST_PYTHON:
-        return fault(check, texts[0], "install Python 3.11 or newer")
     texts += [f"{name} {number}" for name, number in hardware.driver().items()]
     cuda = torch_build.driver_cuda()
     if not torch_build.has_torch():
