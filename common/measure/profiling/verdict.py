@@ -44,7 +44,7 @@ class Phase:
     first_pass_per_s: float | None
     step_per_s: float
     savings: dict[str, Saving]
-    flops_share: float | None = None
+    flops_share: float
     bytes_share: float | None = None
     is_first_pass: bool = False
 
@@ -126,20 +126,18 @@ def describe_bottleneck(profile: Profile) -> str:
     if rest > computing:
         return f"{largest}-bound: {rest:.0%} of the step; forward and backward take {computing:.0%}"
     return (
-        f"compute-bound: forward and backward take {computing:.0%} of the step{describe_peaks(profile)}; "
+        f"compute-bound: forward and backward take {computing:.0%} of the step, "
+        f"at {' and '.join(list_peaks(profile.phases))} that this device does at best; "
         f"{waiting:.0%} waits for data, and {describe_headroom(profile)}; "
         f"next is {largest}, {rest:.0%}, at most {max_speedup(rest):.2f} times as fast without"
     )
 
 
-def describe_peaks(profile: Profile) -> str:
-    shares = []
+def list_peaks(phases: Sequence[Phase]) -> Iterator[str]:
     for name, peak in PEAKS.items():
-        known = [phase for phase in profile.phases if getattr(phase, name) is not None]
-        if known:
+        if known := [phase for phase in phases if getattr(phase, name) is not None]:
             weights = [phase.per_sample_ms for phase in known]
-            shares.append(f"{fmean([getattr(phase, name) for phase in known], weights):.0%} of {peak}")
-    return f", at {' and '.join(shares)} that this device does at best" if shares else ""
+            yield f"{fmean([getattr(phase, name) for phase in known], weights):.0%} of {peak}"
 
 
 def describe_headroom(profile: Profile) -> str:
@@ -204,6 +202,4 @@ def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
         for name, saving in phase.savings.items()
     )
     yield f"  saved by: {', '.join(savings)}"
-    shares = [(getattr(phase, name), peak) for name, peak in PEAKS.items()]
-    if peaks := [f"{share:.0%} of {peak}" for share, peak in shares if share is not None]:
-        yield f"  of what this device does at best: {', '.join(peaks)}"
+    yield f"  of what this device does at best: {', '.join(list_peaks([phase]))}"
