@@ -36,7 +36,6 @@ from common.measure.without_gpu.kernels import (
     ATTENTION,
     GIGA,
     OWN,
-    Code,
     Kernel,
     Launch,
     Tally,
@@ -87,7 +86,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.own_forms = set[Any]()  # operators of the suite's Triton kernels, with their arguments' forms
         self.num_graphs = self.num_recompiles = 0
         self.tally: Tally | None = None  # None: nothing is counted now
-        self.code: Code | None = None  # of the compiled graph that runs
+        self.library: frozenset[str] | None = None  # operators that the compiled graph which runs calls
 
     @classmethod
     def is_infra_mode(cls) -> bool:
@@ -125,7 +124,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
         kind = classify_library(name)
-        if self.tally is None or (self.code is not None and not (kind or name in self.code.library)):
+        if self.tally is None or (self.library is not None and not (kind or name in self.library)):
             return
         if func.is_view or func.namespace == "prim" or name in NOT_COUNTED:
             return
@@ -151,18 +150,18 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = copy.deepcopy(graph)
         with redirect_stderr(io.StringIO()):  # it prints a path
             lowered: Any = compile_fx_inner(graph, inputs, **settings)
-        code = read_code(lowered.source_code)
+        kernels, library = read_code(lowered.source_code)
         self.num_graphs += 1
-        self.kernels += [measure_kernel(one.name, one.kind, self.cubins[one.name]) for one in code.kernels]
+        self.kernels += [measure_kernel(one.name, one.kind, self.cubins[one.name]) for one in kernels]
 
         def run(values: list[Any]) -> Any:
             if self.tally is not None:
-                self.tally.update(code.kernels)
-            self.code = code
+                self.tally.update(kernels)
+            self.library = library
             try:
                 return plain(*values)
             finally:
-                self.code = None
+                self.library = None
                 values.clear()
 
         run._boxed_call = True  # type: ignore[attr-defined]

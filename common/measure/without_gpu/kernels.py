@@ -123,20 +123,15 @@ def list_largest(tally: Tally, most: int) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Code:
-    """The launches of kernels in Inductor's code of a graph, and the operators that it calls in libraries."""
-
-    kernels: Tally
-    library: frozenset[str]
-
-
 KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\('\w+', r?'''(.*?)'''", re.S | re.M)
 OPERATORS = re.compile(r"Original ATen: \[(.*?)\]")
 
 
-def read_code(source: str) -> Code:
-    """Return what the source of a compiled graph launches. Raises ValueError for an unknown format."""
+def read_code(source: str) -> tuple[Tally, frozenset[str]]:
+    """Return the kernels that Inductor's code of a graph launches, and the operators that libraries compute.
+
+    Raises ValueError for an unknown format.
+    """
     kernels, last = {}, 0
     for kernel in KERNEL.finditer(source):
         size = re.search(r"'kernel_num_gb': ([\d.e+-]+)", kernel[2])
@@ -152,4 +147,4 @@ def read_code(source: str) -> Code:
         raise ValueError(f"no definition of {', '.join(sorted(unknown))}")
     library = re.findall(r"\bextern_kernels\.(\w+)\(", calls)
     library += re.findall(r"= torch\.ops\.\w+\.(\w+)\.\w+\(", calls)
-    return Code(kernels=Counter(kernels[name] for name in launched), library=frozenset(library))
+    return Counter(kernels[name] for name in launched), frozenset(library)

@@ -41,9 +41,9 @@ def call(args):
 
 
 def test_generated_code_states_launches_bytes_and_library_calls():
-    code = read_code(CODE)
-    assert code.kernels == {Launch("triton_poi_fused_relu_0", "normalisation", 0.25e9): 2}
-    assert code.library == {"convolution", "_varlen_attn"}
+    kernels, library = read_code(CODE)
+    assert kernels == {Launch("triton_poi_fused_relu_0", "normalisation", 0.25e9): 2}
+    assert library == {"convolution", "_varlen_attn"}
     with pytest.raises(ValueError, match="triton_poi_fused_relu_0"):
         read_code(CODE.replace("kernel_num_gb", "gigabytes"))
 
