@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from common.run.loop import TrainingRun
 from common.training.method import Method
-from common.training.probes import Probes, probes_of
+from common.training.probes import probes_of
 
 MIN_POINTS = 4
 WINDOW_STEPS = 20  # at a point, at most: what happens every 4, 10 or 20 steps has its share
@@ -37,7 +37,23 @@ def points_of(run: TrainingRun, shape: str | None = None) -> list[Point]:
 
     A shape that the training does not have is taken as the loader's in the part of its last shape.
     """
-    points = choose_points(probes_of(run.benchmark), run.methods, run.plan.num_steps)
+    probes, num_steps = probes_of(run.benchmark), run.plan.num_steps
+    phases = [(shape, steps) for shape, steps in probes.phases() if steps]
+    starts = [steps.start for _, steps in phases]
+    for method in run.methods:
+        starts += [start for start in method.phase_starts(num_steps) if 0 < start < num_steps]
+    points, period = [], common_period(run.methods)
+    for part in halve_longest(sorted({0, *starts}), num_steps):
+        middle = (part.start + part.stop) // 2
+        (trained,) = (shape for shape, steps in phases if middle in steps)
+        points.append(
+            Point(
+                window=window_around(middle, part, num_steps, period),
+                share=len(part) / num_steps,
+                shape=trained,
+                loaded=probes.loaded_shape(middle),
+            )
+        )
     if shape is None:
         return points
     chosen = [point for point in points if point.shape == shape]
@@ -46,27 +62,6 @@ def points_of(run: TrainingRun, shape: str | None = None) -> list[Point]:
     ]
     whole = math.fsum(point.share for point in chosen)
     return [replace(point, share=point.share / whole) for point in chosen]
-
-
-def choose_points(probes: Probes, methods: Sequence[Method], num_steps: int) -> list[Point]:
-    """Return the points of a training of so many steps."""
-    phases = [(shape, steps) for shape, steps in probes.phases() if steps]
-    starts = [steps.start for _, steps in phases]
-    for method in methods:
-        starts += [start for start in method.phase_starts(num_steps) if 0 < start < num_steps]
-    points, period = [], common_period(methods)
-    for part in halve_longest(sorted({0, *starts}), num_steps):
-        middle = (part.start + part.stop) // 2
-        (shape,) = (shape for shape, steps in phases if middle in steps)
-        points.append(
-            Point(
-                window=window_around(middle, part, num_steps, period),
-                share=len(part) / num_steps,
-                shape=shape,
-                loaded=probes.loaded_shape(middle),
-            )
-        )
-    return points
 
 
 def halve_longest(starts: Sequence[int], num_steps: int) -> list[range]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from common.measure import clock, steptime, throughput
 from common.measure.clock import Peaks
-from common.measure.points import MIN_POINTS, WINDOW_STEPS, choose_points, points_of
+from common.measure.points import MIN_POINTS, WINDOW_STEPS, points_of
 from common.methods.layer_freezing import FROZEN_HERE
 from common.training.method import Progress
 from common.training.probes import probes_of
@@ -85,6 +85,11 @@ def test_points_give_the_time_of_a_whole_run_to_5_percent(monkeypatch, benchmark
     assert 1 / rate.samples_per_s == pytest.approx(whole, rel=0.05)
 
 
+def planned_run(benchmark, *settings):
+    made = make_benchmark(benchmark, *settings)
+    return SimpleNamespace(benchmark=made, methods=build_methods(made.config), plan=made.config.plan())
+
+
 @pytest.mark.parametrize(
     ("benchmark", "configuration", "settings", "starts"),
     [
@@ -97,9 +102,8 @@ def test_points_give_the_time_of_a_whole_run_to_5_percent(monkeypatch, benchmark
     ],
 )
 def test_parts_end_where_shapes_and_methods_change(benchmark, configuration, settings, starts):
-    probes = probes_of(make_benchmark(benchmark, configuration, *settings))
-    num_steps = probes.config.plan().num_steps
-    points = choose_points(probes, build_methods(probes.config), num_steps)
+    run = planned_run(benchmark, configuration, *settings)
+    points, num_steps = points_of(run), run.plan.num_steps
     ends = [*starts[1:], num_steps]
     assert len(points) >= MIN_POINTS
     for point, first, last in zip(points, starts, ends, strict=True):
@@ -107,19 +111,15 @@ def test_parts_end_where_shapes_and_methods_change(benchmark, configuration, set
         assert first <= point.window.start and point.window.stop <= last and len(point.window) <= WINDOW_STEPS
         assert point.window.start + point.window.stop == pytest.approx(first + last, abs=20)
         assert benchmark != "image_classification" or point.loaded == point.shape
-    shares = {shape: sum(p.share for p in points if p.shape == shape) for shape in probes.shape_shares()}
-    assert shares == pytest.approx(probes.shape_shares())
-
-
-def planned_run(*settings):
-    benchmark = make_benchmark("image_classification", *settings)
-    methods, plan = build_methods(benchmark.config), benchmark.config.plan()
-    return SimpleNamespace(benchmark=benchmark, methods=methods, plan=plan)
+    expected = probes_of(run.benchmark).shape_shares()
+    shares = {shape: sum(p.share for p in points if p.shape == shape) for shape in expected}
+    assert shares == pytest.approx(expected)
 
 
 def test_a_shape_that_a_method_makes_is_timed_on_the_batch_of_the_loader():
     resizing = "{initial_scale: 0.5, delay_fraction: 0.4, finetune_fraction: 0.2, size_increment_px: 28"
-    run = planned_run("baseline", f"methods.progressive_resizing={resizing}, interpolation: nearest}}")
+    resizing = f"methods.progressive_resizing={resizing}, interpolation: nearest}}"
+    run = planned_run("image_classification", "baseline", resizing)
     points = points_of(run)
     assert {point.shape for point in points} == {"56 px", "84 px", "112 px"}
     assert {point.loaded for point in points} == {"112 px"}
@@ -132,7 +132,7 @@ def test_a_shape_that_a_method_makes_is_timed_on_the_batch_of_the_loader():
 
 
 def test_shares_of_one_shape_add_up_to_1_also_of_one_that_training_does_not_have():
-    run = planned_run("optimized")
+    run = planned_run("image_classification", "optimized")
     for shape, num in (("56 px", 1), ("84 px", 3), ("112 px", 3)):
         points = points_of(run, shape)
         assert len(points) == num and sum(point.share for point in points) == pytest.approx(1)
