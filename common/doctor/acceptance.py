@@ -17,17 +17,18 @@ from common import repository
 from common.config.schema import RunConfig
 from common.doctor import checks
 from common.doctor.devices import run_probes
-from common.doctor.expectations import expect_rate, name_speed
 from common.doctor.verdicts import (
     BELOW,
     DOCTOR,
     REFUSED,
     UNKNOWN,
+    expect_rate,
     find_causes,
     is_disturbed,
     judge_checks,
     judge_failure,
     judge_rate,
+    name_speed,
 )
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar

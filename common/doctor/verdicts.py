@@ -1,13 +1,24 @@
 """The verdicts of `ttt accept`: what was measured, what was expected, from where, and what a person does."""
 
+import hashlib
+import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from common.doctor.expectations import Expectation
+from common.config.schema import RunConfig
+from common.evidence.compare.reported import load_reported
 from common.evidence.disturbance import SPARE
-from common.machine import gpus
+from common.evidence.intervals import error_factors
+from common.machine import gpus, hardware, record, system
 from common.machine.line import FAULT, OK, WARNING, Line, warning
+from common.measure.without_gpu import gpu_model
+from common.repository import DIGEST_LENGTH, build_probes, mlperf_name
+from common.study.predict.sources import newest_bench
 
+MOSAIC = "mosaic"  # the recipe of the published sets that are called methods
+NOT_RECIPE: dict[str, Any] = {"submission": True, "data": {"directory"}}
 PASS, BELOW, UNKNOWN, FAILED = "pass", "below", "no expectation", "failed"
 REFUSED = (BELOW, FAILED)  # with one of them a machine is not accepted
 DOCTOR = "doctor"  # whose verdict compares no rate
@@ -24,6 +35,106 @@ OF_SPEED = (
 )
 LONGER = "the archive has what it printed; --minutes gives it longer"
 AGAIN = "the next `ttt accept` on this machine compares with this rate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """Samples/s of all ranks together. `error`: the factor by which such a figure is usually wrong."""
+
+    samples_per_s: float
+    source: str
+    error: float = 1.0
+
+    @property
+    def demand(self) -> float:
+        """The samples/s that are left of it when it is wrong by its usual error."""
+        return self.samples_per_s / self.error
+
+
+def expect_rate(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
+    """Return what is known of such hardware, or this machine's own record where that demands more.
+
+    A slow machine's record does not excuse it. `config` has the batch of all ranks.
+    """
+    of_hardware = from_bench(config, num_ranks, results) or from_such_gpus(config, num_ranks)
+    return most(of_hardware, from_record(config, num_ranks))
+
+
+def most(*expectations: Expectation | None) -> Expectation | None:
+    """Return the one that demands most of a machine; None where none is known."""
+    known = filter(None, expectations)
+    return max(known, key=lambda expectation: expectation.demand, default=None)
+
+
+def name_speed(config: RunConfig, num_ranks: int) -> str:
+    """Name the entry of a rate in this machine's record: another batch or recipe has another."""
+    recipe = config.model_dump_json(exclude=NOT_RECIPE)
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"steps of {config.benchmark} {config.configuration} {config.size} {digest}, {num_ranks} rank(s)"
+
+
+def from_record(config: RunConfig, num_ranks: int) -> Expectation | None:
+    best = record.best_speed(name_speed(config, num_ranks))
+    return Expectation(samples_per_s=best, source="this machine's best so far") if best else None
+
+
+def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
+    """Take the newest `ttt bench` of the same batch on such a device; the ranks of a processor share it."""
+    if num_ranks > 1 and not hardware.count_gpus():
+        return None
+    probes, batch_size = build_probes(config), config.global_batch_size // num_ranks
+    rates = newest_bench(results, system.hardware_name(), probes, config.configuration, batch_size)
+    if rates is None:
+        return None
+    source = f"{num_ranks} x one device, {rates.source.partition(':')[0]}"
+    return Expectation(samples_per_s=num_ranks / rates.sample_s(probes.shape_shares()), source=source)
+
+
+def from_such_gpus(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Take the published rate of a published recipe; else it or the prediction, whichever demands more."""
+    published = from_published(config, num_ranks)
+    if published is not None and is_published_recipe(config):
+        return published
+    return most(published, from_model(config, num_ranks))
+
+
+def is_published_recipe(config: RunConfig) -> bool:
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    return published is not None and config.configuration in (published.score.configuration, MOSAIC)
+
+
+def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Take the rate of published runs on the same GPUs, without evaluation, for as many as there are."""
+    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    if published is None or config.size != "full":
+        return None
+    name = system.hardware_name()
+    count, model, *memory = published.accelerators.split()  # 8x A100 80 GB
+    if gpu_model.find_device(name) != model or "".join(memory) not in name:
+        return None
+    rates = [run.samples_per_s for run in published.score.runs if run.samples_per_s]
+    per_gpu = statistics.median(rates) / int(count.removesuffix("x"))
+    recipe = "" if is_published_recipe(config) else ", of another recipe"
+    source = f"published, {published.title}, per GPU, which includes a loader{recipe}"
+    return Expectation(samples_per_s=num_ranks * per_gpu, source=source)
+
+
+def from_model(config: RunConfig, num_ranks: int) -> Expectation | None:
+    """Predict the rate of GPUs from the launches that `ttt inspect compile` counted; nothing was measured."""
+    if config.size != "full":
+        return None
+    name, batch_size = system.hardware_name(), config.global_batch_size // num_ranks
+    of = name, config.benchmark, config.configuration
+    sample_s = 0.0
+    for shape, share in build_probes(config).shape_shares().items():
+        per_s = gpu_model.predict_rate(*of, shape, batch_size)
+        if per_s is None:
+            return None
+        sample_s += share / per_s
+    held_out = [row["ratio"] for row in gpu_model.check_published() if row["use"] == "check"]
+    error, _ = error_factors(held_out)
+    source = f"predicted by the model of a GPU, wrong by a factor of {error:.2f} on average, not measured"
+    return Expectation(samples_per_s=num_ranks / sample_s, source=source, error=error)
 
 
 def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:

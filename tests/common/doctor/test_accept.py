@@ -12,9 +12,8 @@ from dataclasses import asdict
 import psutil
 import pytest
 
-from common.doctor import acceptance, devices, expectations, verdicts
-from common.doctor.expectations import Expectation
-from common.doctor.verdicts import BELOW, FAILED, PASS, UNKNOWN
+from common.doctor import acceptance, devices, verdicts
+from common.doctor.verdicts import BELOW, FAILED, PASS, UNKNOWN, Expectation
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from common.machine import hardware, record, system
 from common.machine.line import fault, ok, warning
@@ -33,7 +32,7 @@ BROKEN = fault("GPU health", "GPU 3: 2 uncorrected memory errors", "replace it")
 def entry(name, num_ranks=1):
     benchmark, configuration = name.split()
     config = load_config(benchmark, configuration, "mini", num_ranks)
-    return expectations.name_speed(config, num_ranks)
+    return verdicts.name_speed(config, num_ranks)
 
 
 def load_config(benchmark, configuration, size="full", num_ranks=8):
@@ -118,7 +117,7 @@ def test_a_machine_is_accepted_or_refused_with_the_cause(
 def test_a_record_counts_only_where_it_demands_more(machine, tmp_path, monkeypatch, kept):
     """A rate that passed once at a small --share does not become what the next one is compared with."""
     known = Expectation(samples_per_s=1000.0, source="published")
-    monkeypatch.setattr(expectations, "from_published", lambda config, num_ranks: known)
+    monkeypatch.setattr(verdicts, "from_published", lambda config, num_ranks: known)
     record.keep_speed(entry(BASELINE), kept)
     for share, state in ((0.05, PASS), (0.9, BELOW)):
         _, _, lines = accept(tmp_path, "--share", share)
@@ -128,13 +127,13 @@ def test_a_record_counts_only_where_it_demands_more(machine, tmp_path, monkeypat
 
 def test_a_record_is_of_one_batch_and_recipe():
     config = load_config("language_bert", "optimized", "mini", 1)
-    name = expectations.name_speed(config, 1)
+    name = verdicts.name_speed(config, 1)
     larger = config.model_copy(update={"global_batch_size": 2 * config.global_batch_size})
     data = config.data.model_copy(update={"directory": "/data/of/another"})
     elsewhere = config.model_copy(update={"data": data})
     other = config.model_copy(update={"methods": {}})
-    assert expectations.name_speed(elsewhere, 1) == name
-    assert len({name, expectations.name_speed(larger, 1), expectations.name_speed(other, 1)}) == 3
+    assert verdicts.name_speed(elsewhere, 1) == name
+    assert len({name, verdicts.name_speed(larger, 1), verdicts.name_speed(other, 1)}) == 3
 
 
 def test_where_nothing_was_compared_the_machine_is_not_judged_and_the_next_call_compares(tmp_path, machine):
@@ -235,11 +234,11 @@ def test_the_rate_of_a_gpu_is_that_of_a_published_recipe_else_a_prediction(
     name, benchmark, configuration, source, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(system, "hardware_name", lambda: name)
-    expected = expectations.expect_rate(load_config(benchmark, configuration), 8, tmp_path)
+    expected = verdicts.expect_rate(load_config(benchmark, configuration), 8, tmp_path)
     assert (expected is None) == (source is None)
     if expected is not None:
         assert source in expected.source and (expected.error > 1) == (source == "predicted")
-        half = expectations.expect_rate(load_config(benchmark, configuration, num_ranks=4), 4, tmp_path)
+        half = verdicts.expect_rate(load_config(benchmark, configuration, num_ranks=4), 4, tmp_path)
         assert half.samples_per_s == pytest.approx(expected.samples_per_s / 2)
 
 
@@ -254,13 +253,13 @@ def test_a_bench_of_the_same_batch_comes_before_the_published_rate_and_a_faster_
     rate = {"configuration": "optimized", "shape": "512 tokens", "samples_per_s": 250.0}
     bench = {"benchmark": "language_bert", "size": "full", "batch_size": 448, "rates": [rate]}
     (folder / "language_bert_0.json").write_text(json.dumps(bench))
-    assert "throughput" not in expectations.expect_rate(config, 8, tmp_path).source, "another batch"
+    assert "throughput" not in verdicts.expect_rate(config, 8, tmp_path).source, "another batch"
     (folder / "language_bert_1.json").write_text(json.dumps(bench | {"batch_size": 56}))
-    expected = expectations.expect_rate(config, 8, tmp_path)
+    expected = verdicts.expect_rate(config, 8, tmp_path)
     assert expected.samples_per_s == 2000.0 and "language_bert_1.json" in expected.source
     for kept, expected in ((1900.0, 2000.0), (2100.0, 2100.0)):
-        record.keep_speed(expectations.name_speed(config, 8), kept)
-        assert expectations.expect_rate(config, 8, tmp_path).samples_per_s == expected
+        record.keep_speed(verdicts.name_speed(config, 8), kept)
+        assert verdicts.expect_rate(config, 8, tmp_path).samples_per_s == expected
 
 
 @pytest.mark.parametrize(("predicted_per_s", "optimized_per_s"), [(1500.0, 1500.0), (1100.0, 1000.0)])
@@ -269,11 +268,11 @@ def test_a_prediction_that_may_be_wrong_counts_for_no_published_recipe_and_only_
 ):
     published = Expectation(samples_per_s=1000.0, source="")
     predicted = Expectation(samples_per_s=predicted_per_s, source="", error=1.2)
-    monkeypatch.setattr(expectations, "from_published", lambda *_: published)
-    monkeypatch.setattr(expectations, "from_model", lambda *_: predicted)
+    monkeypatch.setattr(verdicts, "from_published", lambda *_: published)
+    monkeypatch.setattr(verdicts, "from_model", lambda *_: predicted)
     for name, expected in {"baseline": 1000.0, "mosaic": 1000.0, "optimized": optimized_per_s}.items():
         config = load_config("language_bert", name)
-        assert expectations.expect_rate(config, 8, tmp_path).samples_per_s == expected
+        assert verdicts.expect_rate(config, 8, tmp_path).samples_per_s == expected
     least = 0.9 * predicted_per_s / 1.2
     for rate, state in ((1.01 * least, PASS), (0.99 * least, BELOW)):
         assert verdicts.judge_rate("x", figures(rate), predicted, 0.9, ()).state == state
