@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
 def print_logging_costs(configs: list[tuple[str, RunConfig]], as_json: bool) -> int:
     """Measure what logging costs; the exit code is 1 where that is more than 0.5 % of a step."""
     from common.measure.device_run import open_run
-    from common.measure.logging_cost import measure_logging
+    from common.measure.overhead import measure_logging
 
     costs: list[dict[str, Any]] = []
     for name, config in configs:

@@ -70,7 +70,7 @@ def inspect(args: argparse.Namespace, config: configs.RunConfig) -> dict[str, An
         from common.measure.profiling.trace import summarize_trace
 
         return summarize_trace(config, args.shapes, file=args.trace)
-    from common.measure.startup import measure_startup
+    from common.measure.overhead import measure_startup
 
     return measure_startup(config)
 

@@ -1,20 +1,53 @@
-"""Seconds that logging and timing take of a step, and of the lines between two evaluations."""
+"""The seconds of a run beside its training steps: initialisation, an evaluation, and all that is logged."""
 
 import math
 import statistics
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from common.measure.clock import interleave, time_call, warm_up
-from common.measure.device_run import of_all_devices
+from common.config.schema import RunConfig
+from common.measure.clock import interleave, synchronize, time_call, warm_up
+from common.measure.device_run import of_all_devices, open_run
 from common.measure.points import points_of
 from common.measure.throughput import bench_batches, loaded_batch
 from common.run.heartbeat import COMPUTING, LOADING
 from common.run.loop import TrainingRun
 from common.training.method import Batch
+
+
+def measure_startup(config: RunConfig) -> dict[str, Any]:
+    """Return the seconds of initialisation, with its number of forms, and of an evaluation.
+
+    The evaluation is of synthetic batches that lie ready: as many samples as the real one, no loader.
+    """
+    started = time.perf_counter()
+    with open_run(config) as run:
+        synchronize(run.device)
+        initialized_s = time.perf_counter() - started
+        num_samples = len(run.benchmark.rank_evaluation_samples)
+        size = run.benchmark.rank_evaluation_batch_size
+        sizes = [min(size, num_samples - start) for start in range(0, num_samples, size)]
+        batches = {size: run.benchmark.synthetic_evaluation_batch(size) for size in set(sizes)}
+        model = run.evaluation_model()
+        counts: list[tuple[Tensor, Tensor]] = []
+        with torch.no_grad():
+            evaluated_s = time_call(
+                lambda: counts.extend(run.count_correct(model, batches[size]) for size in sizes), run.device
+            )
+        return {
+            "initialization_s": initialized_s,
+            "num_forms": sum(1 for _ in run.shapes()),
+            "evaluation_s": evaluated_s,
+            "num_evaluated": num_samples,
+            "evaluated_per_s": num_samples / evaluated_s,
+            "num_predictions": sum(int(num_predictions) for _, num_predictions in counts),
+        }
 
 
 def measure_logging(run: TrainingRun) -> dict[str, float]:
