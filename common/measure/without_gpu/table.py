@@ -59,7 +59,6 @@ def describe_step(step: Prediction) -> str:
 
 
 def write_costs(subject: str, rows: Iterable[list[str]]) -> str:
-    """Write a table of `make_row`'s rows."""
     return write_table([subject, "launches", "GB", *device_titles()], rows)
 
 
@@ -72,10 +71,11 @@ def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str,
 def write_switches() -> str:
     """Write a row for `optimized` of each benchmark, and for each of its settings that was switched off."""
     rows = []
-    for benchmark in SHAPES:
+    for benchmark, shape in SHAPES.items():
         kept = read(benchmark)
-        names = [name for name in kept[COUNTED] if EVALUATED_EAGERLY not in name]
-        names.sort(key=lambda name: ("+" in name, count_gigabytes(kept[COUNTED][name])))
+        gigabytes = {name: figures["training"][shape]["gb"] for name, figures in kept[COUNTED].items()}
+        names = sorted(gigabytes, key=lambda name: ("+" in name, gigabytes[name]))
+        names = [name for name in names if EVALUATED_EAGERLY not in name]
         rows += [describe_configuration(name, kept, "training") for name in names]
     return write_costs("a step of", rows)
 
@@ -99,10 +99,6 @@ def read(benchmark: str) -> dict[str, dict[str, Figures]]:
         }
         for architecture in gpu_model.list_architectures()
     }
-
-
-def count_gigabytes(figures: Figures) -> float:
-    return float(figures["training"][SHAPES[figures["benchmark"]]]["gb"])
 
 
 def describe_configuration(name: str, kept: Mapping[str, Mapping[str, Figures]], part: str) -> list[str]:
