@@ -89,19 +89,18 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
                 is_late = process.poll() is None
                 process.terminate()  # closes the log
                 process.wait()
-        logs = [read_log(path) for path in results.rglob("result_*.txt")]
+        log = next((read_log(path) for path in results.rglob("result_*.txt")), None)
         if is_late:
-            return {"seconds": None, "more_than_s": 60 * (logs[0].minutes or 0.0) if logs else 0.0}
-        stop = logs[0].last("run_stop") if logs else None
-        if stop is None or "reason" in stop.metadata:
+            return {"seconds": None, "more_than_s": 60 * (log.minutes or 0.0) if log else 0.0}
+        if log is None or not log.came_to_its_end:
             hint = (errors.read_text().strip() or "?")[-200:]
             raise UserError("a run did not come to its end", where="neighbour", hint=hint)
-        threads, lowered = logs[0].value("num_threads"), logs[0].last("threads_lowered")
+        threads, lowered = log.value("num_threads"), log.last("threads_lowered")
         return {
-            "seconds": float(str(stop.metadata["duration_ms"])) / 1e3,
+            "seconds": log.duration_s,
             "threads": threads,
             "threads_at_the_end": lowered.value if lowered else threads,
-            "others": [event.value for event in logs[0].events("machine_load")],
+            "others": [event.value for event in log.events("machine_load")],
         }
 
 
