@@ -163,8 +163,8 @@ def collect_description(name: str) -> dict[str, str]:
     return {field: known[field] for field in FIELDS}
 
 
-def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
-    """Describe this machine for the runs of a configuration; `name` replaces the system's id."""
+def describe(config: RunConfig, name: str) -> dict[str, Any]:
+    """Describe this machine, under a name, for the runs of a configuration."""
     submission = config.submission
     stated = {
         "submitter": submission.org,
@@ -172,15 +172,14 @@ def describe(config: RunConfig, name: str = "") -> dict[str, Any]:
         "status": STATUS[submission.status],
     }
     notes = {"hw_notes": "size mini: a proxy, not a submission"} if config.size == "mini" else {}
-    return collect_description(name or system_id(config)) | stated | notes
+    return collect_description(name) | stated | notes
 
 
-def write_description(config: RunConfig, directory: Path, name: str = "") -> Path:
-    """Write `<system id>.json`, or `<name>.json`, once; an existing one is a person's and stays as it is."""
-    path = directory / f"{name or system_id(config)}.json"
+def write_description(config: RunConfig, directory: Path, name: str) -> None:
+    """Write `<name>.json` once; an existing one is a person's and stays as it is."""
+    path = directory / f"{name}.json"
     with files.explain_os_error("cannot write system descriptions here", directory):
         files.write_once(path, lambda: as_json(describe(config, name)), f"writes {path.name}")
-    return path
 
 
 def as_json(description: dict[str, Any]) -> str:

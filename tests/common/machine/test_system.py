@@ -299,7 +299,7 @@ def test_the_description_and_the_name_have_the_gpus_of_all_nodes(nvml, monkeypat
 def test_the_description_of_a_run_states_who_and_what_status():
     submission = SimpleNamespace(division="closed", org="Example", status="onprem", hardware="mine")
     config = SimpleNamespace(size="mini", configuration="fast", submission=submission)
-    found = system.describe(config)
+    found = system.describe(config, system.system_id(config))
     assert problems(found) == []
     assert (found["submitter"], found["division"]) == ("Example", "closed")
     assert found["system_name"] == "mine-mini-fast"
