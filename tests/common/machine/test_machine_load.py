@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.evidence.log import read_log
-from common.machine import host, record, system
+from common.machine import host, record
 from common.machine import load as machine_load
 from common.machine.line import OK, WARNING, ok
 from common.machine.load import Load, Meter, busy_programs, look, most_threads, read_alone
@@ -186,16 +186,6 @@ def test_half_the_record_is_a_warning_and_a_better_speed_is_kept(no_record):
     no_record.rmdir()
     no_record.touch()
     assert "cannot be kept" in record.judge_speed(line, "product", 1.0).found
-
-
-def test_each_machine_has_a_record_of_its_own(monkeypatch, tmp_path):
-    paths = set()
-    for name in ("one", "another", "none"):
-        monkeypatch.setattr(system, "MACHINE_ID", tmp_path / name)
-        if name != "none":
-            (tmp_path / name).write_text(f"{name}\n")
-        paths.add(record.record_path())
-    assert len(paths) == 3 and not any("one" in path.name for path in paths)
 
 
 def test_a_core_is_compared_with_its_best(no_record):

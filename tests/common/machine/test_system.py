@@ -15,7 +15,7 @@ from pynvml import NVML_CLOCK_MEM, NVML_CLOCK_SM
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.system import EXAMPLES, FIELDS, open_fields, problems
-from common.machine import hardware, system
+from common.machine import hardware, record, system
 from common.repository import NAME, ROOT
 from tests.command import one_line
 from tests.command import ttt_here as ttt
@@ -343,18 +343,15 @@ def test_machines_of_one_model_have_names_of_their_own(tmp_path, monkeypatch):
     identifiers = [tmp_path / "one", tmp_path / "another", tmp_path / "none"]
     for path in identifiers[:2]:
         path.write_text(f"{path.name}\n")
-    found = set()
+    found, records = set(), set()
     for clone in ("here", "there"):
         monkeypatch.setattr(system, "LOCAL", tmp_path / clone)
         for path in identifiers:
             monkeypatch.setattr(system, "MACHINE_ID", path)
             found.add(system.hardware_name())
             assert system.hardware_name() in found  # asked again, it is the same
-    assert len(found) == 6 and len({name.rpartition("-")[0] for name in found}) == 1
+            records.add(record.record_path().stem)
+    assert records == found and len(found) == 6 and len({name.rpartition("-")[0] for name in found}) == 1
     assert all(len(name) <= 40 and NAME.fullmatch(name) for name in found)
-
-
-def test_a_clone_that_cannot_be_written_has_a_name(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(system, "LOCAL", tmp_path / "file")
+    monkeypatch.setattr(system, "LOCAL", identifiers[0])  # which cannot be written
     assert NAME.fullmatch(system.machine_digest())
