@@ -8,7 +8,6 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from common.doctor.verdicts import (
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
 from common.evidence.submission.snapshot import Item
-from common.files import create_next, explain_os_error, make_folder, write_whole
+from common.files import create_next, explain_os_error, make_folder, undo_on_failure, write_whole
 from common.machine import hardware, record, system
 from common.machine.line import Line
 from common.measure.device_run import load_for_ranks
@@ -229,11 +228,8 @@ def write_archive(acceptance: Acceptance, out: Path | None, folder: Path) -> Pat
     """Write the archive whole, to `out`, else to a new file in `folder` that names the machine."""
     name = record.record_path().stem
     items = {f"{name}/{path}": item for path, item in acceptance.list_items().items()}
-    with explain_os_error(UNWRITABLE, out or folder), ExitStack() as undo:
-        if out is None:
-            out = create_next(folder, f"{name}_{{}}.tar.gz")
-            undo.callback(out.unlink)
-        with write_whole(out) as draft, draft.open("xb") as stream:
+    with explain_os_error(UNWRITABLE, out or folder):
+        out = out or create_next(folder, f"{name}_{{}}.tar.gz")
+        with undo_on_failure(out.unlink), write_whole(out) as draft, draft.open("xb") as stream:
             write_tar(items, stream)
-        undo.pop_all()
     return out
