@@ -57,7 +57,9 @@ def expect_rate(config: RunConfig, num_ranks: int, results: Path) -> Expectation
     A slow machine's record does not excuse it. `config` has the batch of all ranks.
     """
     of_hardware = from_bench(config, num_ranks, results) or from_such_gpus(config, num_ranks)
-    return most(of_hardware, from_record(config, num_ranks))
+    best = record.best_speed(name_speed(config, num_ranks))
+    recorded = Expectation(samples_per_s=best, source="this machine's best so far") if best else None
+    return most(of_hardware, recorded)
 
 
 def most(*expectations: Expectation | None) -> Expectation | None:
@@ -71,11 +73,6 @@ def name_speed(config: RunConfig, num_ranks: int) -> str:
     recipe = config.model_dump_json(exclude=NOT_RECIPE)
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:DIGEST_LENGTH]
     return f"steps of {config.benchmark} {config.configuration} {config.size} {digest}, {num_ranks} rank(s)"
-
-
-def from_record(config: RunConfig, num_ranks: int) -> Expectation | None:
-    best = record.best_speed(name_speed(config, num_ranks))
-    return Expectation(samples_per_s=best, source="this machine's best so far") if best else None
 
 
 def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
@@ -171,7 +168,7 @@ def is_disturbed(figures: Mapping[str, Any]) -> bool:
 
 
 def judge_failure(name: str, trouble: str, causes: Sequence[Line]) -> Line:
-    advice = f"{explain(causes[0])}; {LONGER}" if causes else LONGER
+    advice = f"likely cause: {causes[0]}; {LONGER}" if causes else LONGER
     return Line(check=name, state=FAILED, found=f"not measured: {trouble}", advice=advice)
 
 
@@ -202,9 +199,5 @@ def judge_rate(
         return Line(check=name, state=PASS, found=text, values=values)
     command = f"ttt inspect profile {name} --size {figures['size']}"
     advice = f"no cause was seen: compare with another machine; {command} says where a step goes"
-    advice = explain(causes[0]) if causes else advice
+    advice = f"likely cause: {causes[0]}" if causes else advice
     return Line(check=name, state=BELOW, found=text, advice=advice, values=values)
-
-
-def explain(cause: Line) -> str:
-    return f"likely cause: {cause}"
