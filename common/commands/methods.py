@@ -88,11 +88,6 @@ def code(card: Card) -> str:
     return "\n".join([*imports, *[""] * bool(imports), *chain(*blocks)])
 
 
-def switch(card: Card) -> str:
-    required = ", ".join(f"{setting.name}: ..." for setting in card.settings if setting.default is None)
-    return f"{card.name}: {{{required}}}"
-
-
 def users(card: Card) -> str:
     return ", ".join(used_by(card.name)) or "none: off unless you switch it on"
 
@@ -105,7 +100,9 @@ def card_text(card: Card) -> str:
     lines += textwrap.wrap(f"Measured. {card.measured}", WIDTH, subsequent_indent="  ")
     lines += ["", "settings:" if card.settings else "settings: none"]
     lines += [f"  {setting.name}: {signature(setting)}; {setting.description}" for setting in card.settings]
-    lines += ["", f"in a configuration, under methods:  {switch(card)}", f"used by: {users(card)}"]
+    required = ", ".join(f"{setting.name}: ..." for setting in card.settings if setting.default is None)
+    switch = f"{card.name}: {{{required}}}"
+    lines += ["", f"in a configuration, under methods:  {switch}", f"used by: {users(card)}"]
     lines += ["", "in a plain PyTorch loop:", textwrap.indent(code(card), "  ")]
     return "\n".join(lines)
 
