@@ -87,7 +87,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def compare_sets(args: argparse.Namespace, published: dict[str, Reported]) -> list[Reproduction]:
-    """Compare every run set below the paths with its published one."""
     comparisons = []
     for run_set in load(args.paths):
         facts, theirs = published.get(run_set.lead.benchmark), None

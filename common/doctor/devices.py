@@ -136,7 +136,6 @@ def check_products(ranks: Ranks) -> list[Line]:
 
 
 def judge_messages(measured: dict[str, Any], num_ranks: int) -> Line:
-    """Judge the all-reduce between the ranks: right sums, and how fast."""
     check = "all-reduce"
     if num_ranks == 1:
         return ok(check, "one rank exchanges nothing")

@@ -23,5 +23,4 @@ def new_file(directory: Path, name: str) -> Path:
 
 
 def write(path: Path, figures: Mapping[str, Any]) -> None:
-    """Put the figures in the place of what the file held."""
     save_text(path, json.dumps(figures, indent=1) + "\n")

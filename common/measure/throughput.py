@@ -1,7 +1,4 @@
-"""Throughput of configurations side by side: training steps on synthetic batches, shape by shape.
-
-The steps are those at several points of the training, see points.py.
-"""
+"""Throughput of configurations side by side: steps on synthetic batches, shape by shape; see points.py."""
 
 import itertools
 import math
@@ -173,7 +170,6 @@ def stepper(run: TrainingRun, batch: Batch, point: Point, num_steps: int) -> Cal
 
 
 def free_memory(run: TrainingRun) -> None:
-    """Free the gradients and the cache of a step that ran out of memory."""
     run.optimizer.zero_grad()
     torch.cuda.empty_cache()
 

@@ -76,7 +76,6 @@ def inspect(args: argparse.Namespace, config: configs.RunConfig) -> dict[str, An
 
 
 def time_neighbour(args: argparse.Namespace) -> int:
-    """Time runs beside a busy process, keep the figures, and print their table."""
     from common.machine import system
     from common.measure import figures as files
     from common.measure.neighbour import measure_neighbour

@@ -90,7 +90,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def loader(args: argparse.Namespace, num_ranks: int) -> Callable[..., Loaded]:
-    """Return the function that loads the configuration with more settings."""
     return partial(
         load_for_ranks,
         args.benchmark,

@@ -93,7 +93,6 @@ class Profile:
         return Saving(share=mean, low=mean - half, high=mean + half)
 
     def training_s(self, num_samples: int) -> float:
-        """Return the seconds of training on so many samples."""
         return num_samples * sum(phase.per_sample_ms for phase in self.phases) / 1e3
 
 
@@ -182,7 +181,6 @@ def describe_input_bound(profile: Profile, waiting: float) -> str:
 
 
 def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
-    """Yield the lines of a phase's table."""
     yield f"{phase.shape}, {phase.share:.0%} of the training; part, ms, share, without it at most"
     for name, ms in sorted(phase.parts_ms.items(), key=lambda item: -item[1]):
         share = ms / phase.step_ms

@@ -94,7 +94,6 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count it."""
         kwargs = kwargs or {}
         if func.overloadpacket.__name__.startswith("_fused_"):  # optimizers: no form without values
             self.count(func, args, kwargs, None)
@@ -348,7 +347,6 @@ def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
 
 
 def build_training(benchmark: Benchmark) -> Training:
-    """Return a training on the pretended GPU."""
     benchmark.num_targets = on_host(benchmark.num_targets)  # type: ignore[method-assign]
     run = Training(benchmark.config, benchmark, seed=0)
     run.build(from_scratch=True)

@@ -141,7 +141,6 @@ def format_shape(title: str, counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def format_predictions(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the predicted time of each shape of training, and of evaluation, on each device."""
     rows = [(part, shape) for part in ("training", "evaluation") for shape in figures[part]]
     for part, shape in rows:
         for prediction in gpu_model.predict_devices(figures, shape, part):
