@@ -14,8 +14,7 @@ from torch import Tensor
 from common.config.schema import RunConfig
 from common.measure.clock import interleave, synchronize, time_call, warm_up
 from common.measure.device_run import of_all_devices, open_run
-from common.measure.points import points_of
-from common.measure.throughput import bench_batches, loaded_batch
+from common.measure.throughput import bench_batches, loaded_points
 from common.run.heartbeat import COMPUTING, LOADING
 from common.run.loop import TrainingRun
 from common.training.method import Batch
@@ -65,7 +64,7 @@ def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
 
     Steps take batches in memory; those of the layer are the mean of its calls.
     """
-    batches, points = bench_batches(run), points_of(run)
+    points = list(loaded_points(run, bench_batches(run)))
     step_s, layer_s, taken = 0.0, list[float](), list[tuple[int, Tensor]]()
 
     def log_step() -> None:
@@ -78,8 +77,8 @@ def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
     run.log.start("block_start", first_epoch_num=1, epoch_count=1)
     run.clock.start()
     run.watch.start_block()
-    for point in points:
-        batch, numbers = loaded_batch(run, batches, point), cycle(point.window)
+    for point, batch in points:
+        numbers = cycle(point.window)
 
         def train(batch: Batch = batch, numbers: Iterator[int] = numbers) -> None:
             step = next(numbers)

@@ -11,10 +11,9 @@ from itertools import cycle, repeat
 
 from common.config.schema import RunConfig
 from common.measure.clock import interleave, time_call
-from common.measure.points import points_of
 from common.measure.profiling.feed import Feed
 from common.measure.profiling.marks import time_parts
-from common.measure.throughput import bench_batches, loaded_batch, steppers, time_sample, turn_length
+from common.measure.throughput import bench_batches, loaded_points, steppers, time_sample, turn_length
 from common.run.loop import TrainingRun
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
@@ -49,9 +48,8 @@ def measure_parts(run: TrainingRun) -> dict[str, float]:
     """Return the share of a step that each part takes on batches in memory; their sum is 1."""
     totals = dict.fromkeys(PART_OF.values(), 0.0)
     num_steps = turn_length(run.methods, PART_STEPS)
-    batches = bench_batches(run)
-    for point in points_of(run):  # the first actions of methods settle
-        next_batch = repeat(loaded_batch(run, batches, point)).__next__
+    for point, batch in loaded_points(run, bench_batches(run)):  # the first actions of methods settle
+        next_batch = repeat(batch).__next__
         _, parts = time_parts(run, next_batch, cycle(point.window), settling=1, num_steps=num_steps)
         for part, name in PART_OF.items():
             totals[name] += parts[part] * point.share

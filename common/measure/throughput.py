@@ -121,8 +121,7 @@ def steppers(run: TrainingRun, shape: str | None = None) -> Steps:
     Their weighted seconds add up to those of a sample, as `time_sample` takes them.
     """
     batches, turns = bench_batches(run), Steps()
-    for point in points_of(run, shape):
-        batch = loaded_batch(run, batches, point)
+    for point, batch in loaded_points(run, batches, shape):
         once = stepper(run, batch, point, 1)
         warm_up(once)
         num_steps = distributed.broadcast(steps_of_turn(run.methods, time_call(once, run.device)))
@@ -137,11 +136,14 @@ def time_sample(turns: Steps, device: torch.device) -> float:
     return sum(time_call(turn, device) * weight for turn, weight in turns)
 
 
-def loaded_batch(run: TrainingRun, batches: dict[str, Batch], point: Point) -> Batch:
-    """Return the batch of `bench_batches` that the loader would yield at a point."""
-    if point.loaded not in batches:
-        raise UserError(f"no batch of {point.loaded} to measure", where=run.config.configuration)
-    return batches[point.loaded]
+def loaded_points(
+    run: TrainingRun, batches: dict[str, Batch], shape: str | None = None
+) -> Iterator[tuple[Point, Batch]]:
+    """Yield `points_of` a run, with the batch of `bench_batches` that the loader would yield at each."""
+    for point in points_of(run, shape):
+        if point.loaded not in batches:
+            raise UserError(f"no batch of {point.loaded} to measure", where=run.config.configuration)
+        yield point, batches[point.loaded]
 
 
 def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
@@ -195,8 +197,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
         torch.cuda.empty_cache()  # forgets what a larger shape has left
         torch.cuda.reset_peak_memory_stats()
         try:
-            for point in points_of(run, shape):
-                batch = loaded_batch(run, batches, point)
+            for point, batch in loaded_points(run, batches, shape):
                 warm_up(stepper(run, batch, point, turn_length(run.methods)))
         except OutOfMemory:
             free_memory(run)

@@ -12,8 +12,7 @@ from torch._C._autograd import DeviceType
 from common.config.schema import RunConfig
 from common.measure.clock import time_call, time_launching, warm_up
 from common.measure.device_run import open_run
-from common.measure.points import points_of
-from common.measure.throughput import bench_batches, loaded_batch, stepper
+from common.measure.throughput import bench_batches, loaded_points, stepper
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
     "own": r"^(blur|cross_entropy|crop_resize|max_blur(_backward)?|transpose)_kernel",  # the suite's
@@ -47,8 +46,7 @@ def summarize_trace(
         list_spans = list_kernels if run.device.type == "cuda" else list_operators
         batches = bench_batches(run)
         for shape in bench_batches(run, shapes):
-            point = max(points_of(run, shape), key=lambda point: point.share)
-            batch = loaded_batch(run, batches, point)
+            point, batch = max(loaded_points(run, batches, shape), key=lambda pair: pair[0].share)
             step = stepper(run, batch, point, NUM_STEPS)
             warm_up(step)
             step_s = time_call(step, run.device)  # a profiler slows the host down
