@@ -66,7 +66,6 @@ class Compiled:
     """
 
     shape: str
-    num_samples: int
     tally: Tally
     kernels: tuple[Kernel, ...]
     num_graphs: int
@@ -166,7 +165,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    def compile(self, shape: str, batch: Batch, call: Callable[[], object]) -> Compiled:
+    def compile(self, shape: str, call: Callable[[], object]) -> Compiled:
         """Return what a call launches. A first call compiles; that the second does not is checked."""
         num_graphs, num_kernels = self.num_graphs, len(self.kernels)
         call()
@@ -180,7 +179,6 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise RuntimeError("the second call of a step compiled again")
         return Compiled(
             shape=shape,
-            num_samples=batch.num_samples,
             kernels=tuple(self.kernels[num_kernels:]),
             num_graphs=num_compiled - num_graphs,
             tally=tally,
@@ -328,7 +326,7 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
     last = run.plan.num_steps - 1
     for shape in names or batches:
         batch = batches[shape]
-        yield compiler.compile(shape, batch, lambda: run.train_step(batch, last))  # noqa: B023
+        yield compiler.compile(shape, lambda: run.train_step(batch, last))  # noqa: B023
     before = compiler.num_graphs
     run.train_step(batches[next(iter(names or batches))], last)  # a shape that returns
     compiler.num_recompiles = compiler.num_graphs - before
@@ -343,7 +341,7 @@ def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
         run.count_correct(run.evaluation_model(), batch)
         run.model.train()
 
-    return compiler.compile(shape, batch, evaluate)
+    return compiler.compile(shape, evaluate)
 
 
 def build_training(benchmark: Benchmark) -> Training:

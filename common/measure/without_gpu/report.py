@@ -55,7 +55,7 @@ def compile_configuration(
             "configuration": name,
             "size": config.size,
             "architecture": architecture,
-            "batch_size": training[0].num_samples,
+            "batch_size": benchmark.num_rank_samples,
             "precision": config.precision,
             "commit": commit(),
             "versions": system.versions() | {"triton": metadata.version("triton")},

@@ -25,7 +25,6 @@ from common.measure.without_gpu.kernels import (
 )
 from common.measure.without_gpu.pretend import GPUS
 from common.measure.without_gpu.report import keep
-from common.training.method import Batch
 from common.training.probes import probes_of
 from tests.command import ttt_here
 from tests.runs import make_benchmark
@@ -105,7 +104,7 @@ def test_a_stage_of_resnet_compiles_without_a_gpu_which_is_gone_afterwards():
             assert outputs.device.type == "cuda" and outputs.dtype == torch.bfloat16
             outputs.float().sum().backward()
 
-        compiled = compiler.compile("24 px", Batch(inputs={}, targets={}, num_samples=batch), step)
+        compiled = compiler.compile("24 px", step)
     weights = sum(weight.numel() for weight in stage.parameters() if weight.ndim == 4)
     convolutions = [(one, count) for one, count in compiled.tally.items() if one.kind == CONVOLUTION]
     assert sum(one.flops * count for one, count in convolutions) == 3 * 2 * batch * size**2 * weights
@@ -125,8 +124,7 @@ def test_combined_kernels_are_fewer_and_move_the_same_bytes():
         values = [torch.empty(64, 100 + 20 * number) for number in range(4)]
         for is_combined in (False, True):
             call = torch.compile(branches, dynamic=False, options={"combo_kernels": is_combined})
-            batch = Batch(inputs={}, targets={}, num_samples=64)
-            compiled = compiler.compile("x", batch, lambda: call(values))  # noqa: B023
+            compiled = compiler.compile("x", lambda: call(values))  # noqa: B023
             num_launches.append(sum(compiled.tally.values()))
             num_bytes.append(sum(one.num_bytes * count for one, count in compiled.tally.items()))
             torch._dynamo.reset()
