@@ -9,8 +9,7 @@ import pytest
 from common.machine import host
 from common.machine.line import FAULT, OK
 from tests.command import TTT, run
-
-TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
+from tests.runs import SHORT
 
 
 def on_a_small_disk(folder, script, *arguments):
@@ -25,7 +24,7 @@ def on_a_small_disk(folder, script, *arguments):
 def test_a_run_is_refused_on_a_full_disk_and_forced_says_so_in_its_log(tmp_path, prepared_data):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
-    sets = [part for setting in (*TINY, "target=0.01") for part in ("--set", setting)]
+    sets = [f"--set={setting}" for setting in SHORT]
     where = ["--results", disk / "results", "--systems", tmp_path / "systems"]
     command = [TTT, "run", "language_bert", "optimized", "--size", "mini", *where, *sets]
     done = on_a_small_disk(disk, '"$@"; code=$?; ls -R . > /dev/null; exit $code', *command)

@@ -21,6 +21,7 @@ from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
 from common.training.ranks import SINGLE_RANK
 from tests.command import ttt
+from tests.runs import SHORT, until
 
 NUM_CORES = len(machine_load.affinity())
 
@@ -120,10 +121,7 @@ def test_threads_give_way_to_programs_that_stay(two_threads, monkeypatch, tmp_pa
     path = tmp_path / "result_0.txt"
     watch, log = MachineWatch(None, SINGLE_RANK, torch.device("cpu")), RunLog(path, state="epoch")
     with neighbours():
-        deadline = time.monotonic() + 10
-        while "threads_lowered" not in path.read_text() and time.monotonic() < deadline:
-            watch.step(log, 7)
-            time.sleep(0.01)
+        until(lambda: watch.step(log, 7) or "threads_lowered" in path.read_text(), seconds=10)
     log.close()
     event = read_log(path).last("threads_lowered")
     assert (event.value, event.metadata["before"], event.metadata["step"]) == (1, 2, 7)
@@ -143,8 +141,7 @@ def test_threads_stay_on_gpus_beside_other_ranks_and_where_a_person_chose(two_th
 
 @pytest.mark.slow
 def test_a_run_beside_a_busy_program_takes_fewer_threads_and_says_so(tmp_path, usual_threads, prepared_data):
-    sets = [f"--set={name}=20ba" for name in ("max_duration", "evaluate_every", "evaluate_from")]
-    sets += ["--set=target=0.01", "--set=schedule.warmup=5ba"]
+    sets = [f"--set={setting}" for setting in SHORT]
     where = ["--results", tmp_path / "results", "--systems", tmp_path / "systems"]
     with neighbours():
         done = ttt("run", "language_bert", "optimized", "--size", "mini", *where, *sets)

@@ -9,6 +9,7 @@ import pytest
 from common.config.division import OPEN
 from common.measure import neighbour
 from common.training.load import load_config
+from tests.runs import until
 
 
 def spinning():
@@ -18,26 +19,20 @@ def spinning():
     return [one for one in children if one.status() != "zombie" and one.cmdline()[1:3] == code]
 
 
-def is_there(seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while not spinning() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(spinning())
-
-
 def test_the_neighbour_comes_when_it_is_to_and_is_gone_afterwards(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbour, "COMES_S", 0.1)
     with neighbour.busy_process("quiet", tmp_path):
         assert not spinning()
     with neighbour.busy_process("busy", tmp_path):
-        assert is_there()
+        until(spinning)
     assert not spinning()
     with neighbour.busy_process("comes", tmp_path):
-        assert not is_there(0.3)
+        time.sleep(0.3)
+        assert not spinning()
         path = tmp_path / "1cpu-mini-optimized/bert/result_0.txt"
         path.parent.mkdir(parents=True)
         path.write_text("block_start")
-        assert is_there()
+        until(spinning)
     assert not spinning()
 
 
