@@ -14,8 +14,8 @@ from common.measure.clock import interleave, time_call
 from common.measure.profiling.feed import Feed
 from common.measure.profiling.marks import time_parts
 from common.measure.throughput import bench_batches, loaded_points, steppers, time_sample, turn_length
+from common.repository import benchmark_module
 from common.run.loop import TrainingRun
-from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.step import Training
 
@@ -31,9 +31,10 @@ LOADED_STEPS = 24  # with batches from the loader
 FIRST_LOADED = 4  # not counted: the loader starts
 
 
-def buildable(benchmark: type[Benchmark], config: RunConfig) -> None:
+def buildable(config: RunConfig) -> None:
     """Build model, methods and optimizer once. Raises UserError where a method refuses."""
-    Training(config, benchmark(config, seed=0), seed=0).build(from_scratch=True)
+    benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0)
+    Training(config, benchmark, seed=0).build(from_scratch=True)
 
 
 def measure_turns(

@@ -23,7 +23,7 @@ from common.evidence.score import BASELINE
 from common.files import save_text
 from common.machine import system
 from common.measure import device_run
-from common.repository import available_methods, benchmark_module, benchmarks, mlperf_name, relative_path
+from common.repository import available_methods, benchmarks, mlperf_name, relative_path
 from common.run import run_sets
 from common.study.compare import step_pairs
 from common.training.card import MEASURED, Card, Measured, cards, find_card, read_measured
@@ -79,7 +79,7 @@ def build_once(benchmark: str, name: str, size: str) -> None:
     """Build a configuration, of many subjects once. Raises UserError where that fails."""
     from common.measure.steptime import buildable
 
-    buildable(benchmark_module(benchmark).Benchmark, device_run.load(benchmark, name, size=size))
+    buildable(device_run.load(benchmark, name, size=size))
 
 
 def build_subject(card: Card, benchmark: str, size: str) -> Subject:

@@ -32,7 +32,7 @@ from common.repository import relative_path
 from common.study import cells
 from common.study.ablation import design
 from common.study.ablation import ledger as ledgers
-from common.study.ablation.experiment import Experiment, builder
+from common.study.ablation.experiment import Experiment
 from common.study.ablation.measurements import turns_to_show
 from common.study.ablation.switches import Switches
 
@@ -68,9 +68,12 @@ def main(args: argparse.Namespace) -> int:
 
 def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Plan, measure, train, calculate, print; returns the exit code, and the path of the ledger."""
+    from common.measure.steptime import buildable
+
     console = Console(highlight=False, soft_wrap=True)
-    build = builder(args.benchmark)
-    switches = Switches(args.benchmark, args.configuration, size=args.size, settings=args.set, build=build)
+    switches = Switches(
+        args.benchmark, args.configuration, size=args.size, settings=args.set, build=buildable
+    )
     with console.status("finding out what can be built"):
         ablation = design.plan(switches, args.max_design)
     console.print(*map(Text, design.describe(ablation)), sep="\n")

@@ -9,10 +9,9 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
 from common.files import save_text
 from common.measure.device_run import expect_step_s, load_for_ranks, open_run
-from common.repository import benchmark_module, relative_path
+from common.repository import relative_path
 from common.run import launch
 from common.study import cells
 from common.study.ablation.decisions import (
@@ -41,13 +40,6 @@ from common.study.compare.step_pairs import describe_dependences
 from common.study.predict.sources import max_samples
 
 TOGETHER = 8  # models in memory at a time, the base among them
-
-
-def builder(benchmark: str) -> Callable[[RunConfig], None]:
-    """Return a function that builds a configuration once, and raises UserError where that fails."""
-    from common.measure.steptime import buildable
-
-    return partial(buildable, benchmark_module(benchmark).Benchmark)
 
 
 @dataclass(frozen=True, kw_only=True)

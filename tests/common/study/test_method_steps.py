@@ -28,7 +28,7 @@ def times(tmp_path, monkeypatch):
             raise UserError("its process died")
         return pairs[method][number]
 
-    monkeypatch.setattr(steptime, "buildable", lambda kind, config: None)
+    monkeypatch.setattr(steptime, "buildable", lambda config: None)
     monkeypatch.setattr(method_steps.step_pairs, "time_pair", time_pair)
     monkeypatch.setattr(method_steps, "expect_pair_s", lambda benchmark, size: 30.0)
     monkeypatch.setattr(card_module, "MEASURED", tmp_path / "study" / "methods")

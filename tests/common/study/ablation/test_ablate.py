@@ -15,10 +15,11 @@ from common.evidence.intervals import sign_p_value
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
+from common.measure.steptime import buildable
 from common.repository import benchmarks
 from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
-from common.study.ablation.experiment import Experiment, builder
+from common.study.ablation.experiment import Experiment
 from common.study.ablation.ledger import other_commits
 from common.study.ablation.measurements import turns_to_show
 from common.study.ablation.switches import State, Switches
@@ -36,7 +37,7 @@ def switches(benchmark, build=lambda config: None, settings=()):
 
 @pytest.fixture(scope="module")
 def bert():
-    return switches("language_bert", builder("language_bert"))
+    return switches("language_bert", buildable)
 
 
 @pytest.fixture(scope="module")
