@@ -7,7 +7,8 @@ from their files, in SIMULATIONS.md the table of simulations. Tests compare them
 import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -26,6 +27,7 @@ from common.study.sweep import describe_comparisons, with_bound
 
 PAGE = Path(__file__).with_name("README.md")
 TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
+STUDIES = ROOT / "results" / "study"
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
 TUNED = {"BERT": "bert", "ResNet": "resnet"}
@@ -35,18 +37,17 @@ KEPT = re.compile(
 SECONDS = "{:.1f}".format
 
 
-def describe_sweeps() -> str:
-    """Write an item for each committed sweep, from the JSON beside its logs."""
-    folder = ROOT / "results" / "study" / "sweep"
-    items = []
-    for name, stem in SWEEPS.items():
-        answers = TypeAdapter(Answers).validate_json((folder / f"{stem}.json").read_bytes())
-        link = f"([curves](../../results/study/sweep/{stem}.svg))"
-        items.append(f"- {name} {' '.join(describe_sweep(answers))} {link}\n")
-    return "".join(items)
+def list_items(names: Mapping[str, str], describe: Callable[[str], str]) -> str:
+    return "".join(f"- {name}{describe(stem)}\n" for name, stem in names.items())
 
 
-def describe_sweep(answers: Answers) -> Iterator[str]:
+def describe_sweep(stem: str) -> str:
+    """Describe a committed sweep from the JSON beside its logs."""
+    answers = TypeAdapter(Answers).validate_json((STUDIES / f"sweep/{stem}.json").read_bytes())
+    return f" {' '.join(describe_answers(answers))} ([curves](../../results/study/sweep/{stem}.svg))"
+
+
+def describe_answers(answers: Answers) -> Iterator[str]:
     """Yield the times to the target, their ratio, and where one curve is shown to be ahead."""
     level = next(level for level in answers.equal_quality if level.quality == answers.target)
     times = [
@@ -63,60 +64,45 @@ def describe_sweep(answers: Answers) -> Iterator[str]:
     yield from (line.strip() for line in describe_comparisons(answers))
 
 
-def describe_trials() -> str:
-    """Write an item for each committed search of hyperparameters: what was best, and the gain at the best."""
-    folder = ROOT / "results" / "study" / "trials"
-    items = []
-    for name, stem in SWEEPS.items():
-        by_configuration = trials.read(folder / f"{stem}.json")
-        best = (
-            f"of `{configuration}` "
-            + (f"`{' '.join(some[0].settings)}`" if some[0].settings else "the recipe as it is")
-            for configuration, some in by_configuration.items()
-        )
-        gains = " ".join(trials.describe_best(by_configuration)).removesuffix(".")
-        link = f"([trials](../../results/study/trials/{stem}.json))"
-        items.append(f"- {name}: the best trial is {' and '.join(best)}. {gains} {link}.\n")
-    return "".join(items)
+def describe_trials(stem: str) -> str:
+    """Describe a committed search of hyperparameters: what was best, and the gain at the best."""
+    by_configuration = trials.read(STUDIES / f"trials/{stem}.json")
+    best = (
+        f"of `{configuration}` "
+        + (f"`{' '.join(some[0].settings)}`" if some[0].settings else "the recipe as it is")
+        for configuration, some in by_configuration.items()
+    )
+    gains = " ".join(trials.describe_best(by_configuration)).removesuffix(".")
+    link = f"([trials](../../results/study/trials/{stem}.json))"
+    return f": the best trial is {' and '.join(best)}. {gains} {link}."
 
 
-def describe_ablations() -> str:
-    """Return an item for each committed ablation: gains of throughput, and the least effect on samples."""
-    items = []
-    for name, stem in ABLATIONS.items():
-        path = ROOT / "results" / "study" / "ablate-optimized" / f"{stem}.ledger.json"
-        ledger = read_ledger(path)
-        if isinstance(ledger, str):
-            raise ValueError(f"{path}: {ledger}")
-        link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
-        items.append(f"- {name}: {describe_gains(ledger)} {describe_samples(ledger)} {link}.\n")
-    return "".join(items)
+def describe_ablation(stem: str) -> str:
+    """Describe a committed ablation: gains of throughput, and the least effect on samples."""
+    path = STUDIES / f"ablate-optimized/{stem}.ledger.json"
+    ledger = read_ledger(path)
+    if isinstance(ledger, str):
+        raise ValueError(f"{path}: {ledger}")
+    link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
+    return f": {describe_gains(ledger)} {describe_samples(ledger)} {link}."
 
 
-def describe_tuned() -> str:
-    """Write an item for each benchmark: what `-O1` kept, and how long its runs and those of `-O0` took."""
-    folder = ROOT / "results" / "study" / "tuned"
-    items = []
-    for name, benchmark in TUNED.items():
-        (chosen,) = folder.glob(f"*-mini-{BASELINE}-O1/{benchmark}/*.yaml")
-        text = chosen.read_text(encoding="utf-8")
-        kept = [f"`{change}` with {gain}" for change, gain in KEPT.findall(text)]
-        largest = re.search(r"largest difference: (\S+) of the loss", text)
-        times = []
-        for level in ("-O1", ""):
-            logs = map(read_log, sorted(folder.glob(f"*-mini-{BASELINE}{level}/{benchmark}/result_*.txt")))
-            minutes = [log.minutes if log.is_converged else None for log in logs]
-            times.append(" and ".join(f"{60 * m:.1f} s" if m else "no time: it missed" for m in minutes))
-        differ = (
-            f"; in ten steps the losses differ by {largest[1]} of the loss at most"
-            if kept and largest
-            else ""
-        )
-        link = f"([YAML](../../{chosen.relative_to(ROOT)}))"
-        took = f"runs took {times[0]}, with `-O0` {times[1]}{differ}"
-        gains = f"{', '.join(kept)} (99 % intervals)" if kept else "nothing"
-        items.append(f"- {name}: `-O1` kept {gains} {link}; {took}.\n")
-    return "".join(items)
+def describe_tuned(benchmark: str) -> str:
+    """Describe what `-O1` kept, and how long its runs and those of `-O0` took."""
+    (chosen,) = STUDIES.glob(f"tuned/*-mini-{BASELINE}-O1/{benchmark}/*.yaml")
+    text = chosen.read_text(encoding="utf-8")
+    kept = [f"`{change}` with {gain}" for change, gain in KEPT.findall(text)]
+    largest = re.search(r"largest difference: (\S+) of the loss", text)
+    times = []
+    for level in ("-O1", ""):
+        results = STUDIES.glob(f"tuned/*-mini-{BASELINE}{level}/{benchmark}/result_*.txt")
+        minutes = [log.minutes if log.is_converged else None for log in map(read_log, sorted(results))]
+        times.append(" and ".join(f"{60 * m:.1f} s" if m else "no time: it missed" for m in minutes))
+    took = f"runs took {times[0]}, with `-O0` {times[1]}"
+    if kept and largest:
+        took += f"; in ten steps the losses differ by {largest[1]} of the loss at most"
+    gains = f"{', '.join(kept)} (99 % intervals)" if kept else "nothing"
+    return f": `-O1` kept {gains} ([YAML](../../{chosen.relative_to(ROOT)})); {took}."
 
 
 def describe_gains(ledger: Ledger) -> str:
@@ -160,10 +146,10 @@ def describe_samples(ledger: Ledger) -> str:
 
 
 BLOCKS = {
-    "sweeps": describe_sweeps,
-    "trials": describe_trials,
-    "ablations": describe_ablations,
-    "tuned": describe_tuned,
+    "sweeps": partial(list_items, SWEEPS, describe_sweep),
+    "trials": partial(list_items, SWEEPS, describe_trials),
+    "ablations": partial(list_items, ABLATIONS, describe_ablation),
+    "tuned": partial(list_items, TUNED, describe_tuned),
 }
 
 

@@ -38,7 +38,7 @@ def test_the_page_shows_these_shares(shares):
 def test_the_findings_on_the_page_are_those_of_the_committed_studies():
     text = page.PAGE.read_text(encoding="utf-8")
     assert page.fill_blocks(text, page.BLOCKS) == text
-    assert "`optimized`" in page.describe_sweeps()
+    assert "`optimized`" in page.BLOCKS["sweeps"]()
     with pytest.raises(ValueError, match="0 blocks are called x"):
         page.fill_block(text, "x", "")
 
