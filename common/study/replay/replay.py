@@ -1,10 +1,28 @@
-"""Chooses the results to replay, makes each run again, and compares."""
+"""Makes the runs of logs again in a temporary folder, each with its code, seed and settings, and compares.
 
+The code in this clone makes a run if its digest equals the log's. Otherwise the code of the log's commit
+does, which is unpacked into the temporary folder.
+"""
+
+import importlib.util
+import io
+import json
+import os
+import re
 import shutil
-from collections.abc import Sequence
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from common.errors import UserError
+from common import repository
+from common.config.schema import data_command
+from common.data import manifest
+from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.compare.replayed import (
     Replayed,
     compare,
@@ -13,14 +31,193 @@ from common.evidence.compare.replayed import (
     stated_processor,
     verdict_lines,
 )
-from common.evidence.log import read_log
+from common.evidence.log import Log, read_log
 from common.evidence.paths import find_sets, label, result_name
+from common.evidence.recipes import configuration_of
+from common.evidence.records import printable
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
 from common.files import explain_os_error, make_folder
 from common.machine import hardware, system
-from common.repository import FOLDER, WORKSPACE
-from common.study.replay import remake
+from common.repository import DATA, FOLDER, IS_INSTALLED, ROOT, WORKSPACE
+from common.run.supervision import supervise, temporary_environment
+
+DRIVER = Path(__file__).with_name("driver.py")
+COMMIT = re.compile(r"([0-9a-f]{40}) \((clean|modified)\)")
+OTHERS = ("MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # may set another number of threads than OMP_NUM_THREADS
+NEEDED = "common/run/run_sets.py"  # the driver calls it
+NO_ROOM = "cannot write the files of the new run"
+FREE_ROOM = "free space there, or set TMPDIR to another folder"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that it takes to make the run of a log again; `commit` is '' if the code in this clone made it."""
+
+    log: Log
+    configuration: dict[str, Any]
+    seed: int
+    ranks: int
+    threads: int
+    num_accelerators: int
+    commit: str
+
+    @property
+    def origin(self) -> str:
+        code = f"commit {self.commit[:7]}" if self.commit else "the code here"
+        return f"{code}, seed {self.seed}, {self.ranks} rank(s), {self.threads} thread(s)"
+
+
+def read_recipe(log: Log, threads: int | None = None) -> Recipe:
+    """Read from a log how to make its run again; `threads` replaces the log's number of threads.
+
+    Raises UserError for a log that cannot be replayed on this machine.
+    """
+    if not log.is_ours or log.first("run_start") is None:
+        raise UserError("is no log of this suite, or its run ended before the clock started", where=log.path)
+    if log.is_resumed:
+        what = "the run was resumed from a checkpoint, which is gone"
+        raise UserError(what, where=log.path, hint="replay a run that was not resumed")
+    configuration = configuration_of(log.settings)
+    numbers = [log.value(key) for key in ("seed", "num_ranks", "num_threads", "num_accelerators")]
+    if configuration is None or not all(type(number) is int and number >= 0 for number in numbers):
+        raise UserError("does not state its configuration, seed, ranks and threads", where=log.path)
+    seed, ranks, logged_threads, num_accelerators = (int(str(number)) for number in numbers)
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("torch is not installed", hint=repository.install_hint("train"))
+    if num_accelerators > (num_here := hardware.count_gpus()):
+        what = f"the run used {num_accelerators} GPU(s), this machine has {num_here}"
+        raise UserError(what, where=log.path, hint="replay it on a machine with as many GPUs")
+    check_data(log, configuration)
+    return Recipe(
+        log=log,
+        configuration=configuration,
+        seed=seed,
+        ranks=ranks,
+        threads=threads or max(1, logged_threads),
+        num_accelerators=num_accelerators,
+        commit=find_commit(log),
+    )
+
+
+def check_data(log: Log, configuration: dict[str, Any]) -> None:
+    """Raise UserError where the prepared data are missing, damaged, or not those of the log."""
+    benchmark, size = str(configuration.get("benchmark")), str(configuration.get("size"))
+    named = configuration.get("data")
+    named = str(named.get("directory")) if isinstance(named, dict) else f"data/{benchmark}/{size}"
+    command = data_command("prepare", benchmark, size, str(configuration.get("configuration")), named)
+    directory = repository.locate_data(named)
+    content = manifest.read_manifest(directory, hint=f"run: {command}")
+    there, here = log.text("dataset_fingerprint"), str(content["fingerprint"])
+    if there[:64] != here:
+        what = f"the run read data with the fingerprint {there or 'unknown'}; these data have {here}"
+        raise UserError(what, where=printable(named), hint="name the folder of its data with --data DIR")
+    if damage := size == "mini" and manifest.list_damage(directory, content):
+        raise UserError(damage[0], hint=f"run: {command}")
+
+
+def find_commit(log: Log) -> str:
+    """Return the commit whose code made a log, '' for the code in this clone; UserError if it is not here."""
+    stated, digest = log.header("commit"), log.header("code")
+    state = repository.code_state()
+    if digest and digest == state.digest:
+        return ""
+    match = COMMIT.match(stated)
+    if IS_INSTALLED:
+        what = f"this installation has other code than the run ({stated or digest})"
+        hint = "replay it in a clone of this suite"
+    elif match is None or (match[2] == "modified" and not digest):
+        what = f"the code of the run is not known: commit {stated or 'not stated'}"
+        hint = "replay a log that states a commit"
+    elif state.commit == "unknown":
+        what = f"commit {match[1]} made it, and this folder is no git clone of this suite"
+        hint = "replay it in a clone"
+    elif not has_commit(match[1]):
+        what = f"commit {match[1]} made it, which this clone does not have"
+        hint = f"type git fetch origin {match[1]}, or in a shallow clone git fetch --unshallow"
+    elif not read_commit(match[1], "ls-tree", match[1], "--", NEEDED):
+        what = f"commit {match[1]} made it, which is older than {NEEDED} and cannot be called"
+        hint = "replay a result of a later commit"
+    else:
+        return match[1]
+    raise UserError(what, where=log.path, hint=hint)
+
+
+def has_commit(commit: str) -> bool:
+    try:
+        repository.git(ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def read_commit(commit: str, *words: str) -> bytes:
+    """Run a git command that reads a commit; UserError where it cannot, as in a partial clone."""
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        hint = "if this clone is partial, type git fetch --refetch --no-filter origin"
+        raise UserError(f"cannot be read by git ({reason})", where=f"the files of commit {commit}", hint=hint)
+    return done.stdout
+
+
+def unpack_commit(commit: str, folder: Path) -> Path:
+    """Unpack the files of a commit, without its results, and link the data beside them; returns `folder`."""
+    archive = read_commit(commit, "archive", commit, "--", ".", ":!results")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    (folder / "data").symlink_to(repository.data_folder())  # code that knows no TTT_DATA reads there
+    return folder
+
+
+@contextmanager
+def remade(recipe: Recipe) -> Iterator[Log]:
+    """Make a run again and yield its log, whose file is removed afterwards.
+
+    Raises KeyboardInterrupt when the run was interrupted, UserError when it could not be made.
+    """
+    with ExitStack() as stack:
+        with explain_os_error(NO_ROOM, "temporary files", hint=FREE_ROOM):
+            place = tempfile.gettempdir()
+        with explain_os_error(NO_ROOM, place, hint=FREE_ROOM):
+            folder = Path(
+                stack.enter_context(
+                    tempfile.TemporaryDirectory(prefix="ttt-replay-", ignore_cleanup_errors=True)
+                )
+            )
+            code = unpack_commit(recipe.commit, folder / "code") if recipe.commit else ROOT
+            names = filter(FOLDER.fullmatch, (recipe.log.system, recipe.log.benchmark))
+            results = folder.joinpath("results", *names)
+            order, fault = folder / "order.json", folder / "fault"
+            facts = {
+                "name": recipe.log.path,
+                "code": recipe.log.header("code"),
+                "configuration": recipe.configuration,
+                "seed": recipe.seed,
+                "ranks": recipe.ranks,
+                "directory": str(results),
+                "fault": str(fault),
+            }
+            order.write_text(json.dumps(facts), encoding="utf-8")
+            (folder / "temporary").mkdir()
+        for name in OTHERS:
+            os.environ.pop(name, None)
+        environment = temporary_environment(str(folder / "temporary")) | {
+            "OMP_NUM_THREADS": str(recipe.threads),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(code), os.environ.get("PYTHONPATH")))),
+            DATA: str(repository.data_folder()),
+        }
+        if not recipe.num_accelerators:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        work = code if recipe.commit else WORKSPACE
+        ended = supervise(["-P", str(DRIVER), str(order)], [environment], folder=work).code
+        if ended == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        result = results / "result_0.txt"
+        if fault.exists() or not result.exists():
+            what = fault.read_text(encoding="utf-8") if fault.exists() else "no run was made; see above"
+            raise UserError(what, where=recipe.log.path)
+        yield read_log(result)
 
 
 def choose(paths: Sequence[Path], drawn_by: str | None) -> list[Path]:
@@ -60,7 +257,7 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
 
     Raises UserError for a log that cannot be replayed, before the first run.
     """
-    recipes = [remake.read_recipe(read_log(file), threads) for file in files]
+    recipes = [read_recipe(read_log(file), threads) for file in files]
     here = describe_processor(hardware.host(WORKSPACE))
     replayed = []
     for number, recipe in enumerate(recipes, 1):
@@ -72,7 +269,7 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
         if kept and kept.exists():
             again = read_log(kept)
         else:
-            with remake.remade(recipe) as again:
+            with remade(recipe) as again:
                 if kept and again.file:
                     with explain_os_error("cannot keep the result", kept):
                         make_folder(kept.parent)

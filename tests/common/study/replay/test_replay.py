@@ -14,7 +14,7 @@ from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.log import read_log
 from common.evidence.sealed import seal
 from common.repository import DATA, ROOT, data_folder
-from common.study.replay import remake, replay
+from common.study.replay import replay
 from tests.command import one_line, run, start, ttt_here
 from tests.committed import committed_results
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
@@ -77,11 +77,11 @@ def test_without_room_for_temporary_files_one_line_names_the_folder(fault, mount
 
 def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tried(monkeypatch):
     """A file may have no bytes: Python finds no folder that it can write."""
-    recipe, limits = remake.read_recipe(read_log(BERT)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    recipe, limits = replay.read_recipe(read_log(BERT)), resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(tempfile, "tempdir", None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        with pytest.raises(UserError, match="temporary files: .*/var/tmp.*TMPDIR"), remake.remade(recipe):
+        with pytest.raises(UserError, match="temporary files: .*/var/tmp.*TMPDIR"), replay.remade(recipe):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -105,7 +105,7 @@ def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_
     words = ("--quiet", "--bare", f"--filter={left_out}", f"--upload-pack={serve}")
     git("clone", *words, f"file://{ROOT}", tmp_path / "clone")
     git("-C", tmp_path / "clone", "config", "remote.origin.url", tmp_path / "gone")
-    monkeypatch.setattr(remake, "ROOT", tmp_path / "clone")
+    monkeypatch.setattr(replay, "ROOT", tmp_path / "clone")
     line = one_line(ttt_here("check", "--replay", BERT))
     assert COMMIT in line and "git fetch --refetch" in line and "older" not in line
 
