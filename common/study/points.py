@@ -1,4 +1,4 @@
-"""Points for the explorer that no log here measured: published run sets, and predictions.
+"""Figures for the explorer that no log here measured: bench results, published run sets, and predictions.
 
 A prediction is an estimate that was kept, the projection of a bench, or what `ttt estimate` would say now:
 the samples to the target of scored runs, at the rates that a profile or bench found on a hardware. A bench is
@@ -26,9 +26,12 @@ from common.repository import ROOT
 from common.study.predict.minutes import Rates, estimate, name_devices
 from common.study.predict.sources import measured_samples, rates_of_bench, rates_of_profile, stated_config
 
+MAX_RATES = 1000  # of one bench result
+RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
+NOISE = ("deviation", "num_turns")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
 Profile = tuple[Path, dict[str, Any]]
-Bench = Mapping[str, Any]  # as common.study.benches reads it
+Bench = Mapping[str, Any]  # as `read_benches` reads it
 Measured = tuple[Rates, str, dict[str, float]]  # its file, and the shares that shapes have of a training
 
 
@@ -125,6 +128,49 @@ def read_each(
             yield file, parse(json.loads(read_bytes(file, MAX_BYTES)))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             report(f"{label(file)} is left out: {printable(str(error))}")
+
+
+def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
+    files = find_files((path.absolute() for path in paths), "throughput/*/*.json")
+    return [
+        {"file": label(file), "hardware": printable(file.parent.name, 64)} | figures
+        for file, figures in read_each(files, parse_bench, report)
+    ]
+
+
+def parse_bench(figures: object) -> dict[str, Any]:
+    """Return one bench result; `model` is MLPerf's name. Raises ValueError for anything else."""
+    if not isinstance(figures, dict) or not isinstance(rates := figures.get("rates"), list):
+        raise ValueError("not what `ttt bench` writes")
+    rows = []
+    for rate in rates[:MAX_RATES]:
+        if not isinstance(rate, dict) or (finite(rate.get("samples_per_s")) or 0) <= 0:
+            raise ValueError("a rate states no samples_per_s above 0")
+        row: dict[str, Any] = {name: printable(rate.get(name, ""), 80) for name in ("configuration", "shape")}
+        noise = {name: value for name in NOISE if (value := finite(rate.get(name))) is not None}
+        row["batch"] = finite(rate.get("batch_size")) or finite(figures.get("batch_size"))
+        rows.append(row | {name: finite(rate.get(name)) for name in RATE} | noise)
+    benchmark = printable(figures.get("benchmark", ""), 64)
+    return {
+        "benchmark": benchmark,
+        "model": facts.benchmark if (facts := by_folder().get(benchmark)) else benchmark,
+        "size": printable(figures.get("size", ""), 16),
+        "rates": rows,
+        "projected": parse_projections(figures.get("projected")),
+    }
+
+
+def parse_projections(stated: object) -> dict[str, dict[str, Any]]:
+    """Read the minutes that a bench projects, their interval and assumptions, by configuration."""
+    rows = {}
+    for name, projection in stated.items() if isinstance(stated, dict) else ():
+        if isinstance(projection, dict):
+            stated_figures = {key: finite(projection.get(key)) for key in ("minutes", "low", "high")}
+            row = {key: value for key, value in stated_figures.items() if value and value > 0}
+            if "minutes" in row:
+                rows[printable(name, 80)] = row | {"assuming": printable(projection.get("assuming", ""), 400)}
+    return rows
 
 
 def kept_estimate(file: Path, kept: KeptEstimate) -> Points:

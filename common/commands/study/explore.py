@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from common.study import benches, explore, points
+    from common.study import explore, points
     from common.study.prices import PRICES, load_prices
 
     file, prices = page_path(args.out, EXPLORER), load_prices(args.prices or PRICES)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     report = partial(console.print, markup=False)
-    rates = benches.read_benches(args.paths, report)
+    rates = points.read_benches(args.paths, report)
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
     if not rates or any(True for path in paths for _ in find_logs(path)):

@@ -7,7 +7,7 @@ import pytest
 
 from common.evidence.ledger import find_ledgers
 from common.evidence.paths import find_logs, find_studies
-from common.study.benches import read_benches
+from common.study.points import read_benches
 
 
 @pytest.fixture

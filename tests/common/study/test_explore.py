@@ -11,8 +11,8 @@ from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.records import printable
 from common.evidence.score import score
-from common.study.benches import read_benches
 from common.study.explore import COLUMNS, page_data, render
+from common.study.points import read_benches
 from common.study.prices import load_prices
 from tests.command import one_line
 from tests.command import ttt_here as ttt

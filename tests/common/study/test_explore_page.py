@@ -11,9 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from common.evidence.audit import audit_paths
-from common.study.benches import read_benches
 from common.study.explore import COLUMNS, page_data, render
-from common.study.points import Points, published_points
+from common.study.points import Points, published_points, read_benches
 from common.study.prices import load_prices
 from tests.browser import Browser
 from tests.common.study.test_explore import HOSTILE, PLACE, RESULTS, data_of, rows, study_run

@@ -13,9 +13,8 @@ from common.evidence.compare.reported import read_facts
 from common.evidence.log import load
 from common.evidence.records import finite
 from common.repository import ROOT
-from common.study.benches import read_benches
 from common.study.explore import page_data, recipe_name, render
-from common.study.points import name_devices, predicted_points, published_points
+from common.study.points import name_devices, predicted_points, published_points, read_benches
 from common.study.prices import load_prices
 from tests.common.study.test_explore import PLACE, RESULTS, block, rows, study_run
 
