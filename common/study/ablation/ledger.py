@@ -17,14 +17,18 @@ from common.evidence.ledger import State as LedgerState
 from common.evidence.log import Log
 from common.evidence.text import make_table, open_console
 from common.repository import benchmark_module
-from common.study.ablation import amdahl
 from common.study.ablation.design import Ablation
 from common.study.ablation.experiment import Experiment
 from common.study.ablation.factorial import Design, Word, effect, interaction, spelled
 from common.study.ablation.measurements import (
+    PARTS,
     Measurements,
+    around,
+    bound,
     exceed_bounds,
+    summed,
     test_contrasts,
+    transform,
 )
 from common.study.ablation.switches import METHODS, State, Step, Switches
 from common.training.card import find_card
@@ -51,7 +55,7 @@ def measure_effects(measured: Measurements, switches: Switches, steps: Sequence[
             before_ms=1e3 * measured.seconds(step.before),
             after_ms=1e3 * measured.seconds(step.after),
             throughput=speed_up(log_time),
-            samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+            samples=transform(log_samples, math.exp) if log_samples else None,
             quality=measured.qualities.estimate(step.contrast),
             minutes_saved=minutes_saved(measured, step, log_time, log_samples) if log_samples else None,
             note="; ".join(filter(None, unknown)),
@@ -76,7 +80,7 @@ def minutes_saved(measured: Measurements, step: Step, log_time: Estimate, log_sa
     after = before * math.exp(log_time.value + log_samples.value)
     samples = measured.log_samples.estimate({step.before: before, step.after: -after})
     assert samples is not None  # as log_samples is known
-    return amdahl.around(before - after, [samples, amdahl.transform(log_time, lambda log: after * log)])
+    return around(before - after, [samples, transform(log_time, lambda log: after * log)])
 
 
 def minutes(measured: Measurements, state: State) -> float:
@@ -94,7 +98,7 @@ def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Se
         Row(
             name=switch.name,
             relieves=list(cards[switch.name]),
-            bound=None if alone.together else amdahl.bound(cards[switch.name], measured.shares),
+            bound=None if alone.together else bound(cards[switch.name], measured.shares),
             alone=alone,
             left_out=left_out,
         )
@@ -135,8 +139,8 @@ def make_compositions(measured: Measurements, switches: Switches, rows: Sequence
         compositions.append(
             Composition(
                 of="minutes",
-                measured=speed_up(amdahl.summed(throughput, in_whole)),
-                product=speed_up(amdahl.summed(product, samples)),
+                measured=speed_up(summed(throughput, in_whole)),
+                product=speed_up(summed(product, samples)),
                 added=Estimate(value=total / rest, interval=None) if rest > 0 else None,
             )
         )
@@ -144,7 +148,7 @@ def make_compositions(measured: Measurements, switches: Switches, rows: Sequence
 
 
 def speed_up(log_ratio: Estimate) -> Estimate:
-    return amdahl.transform(log_ratio, lambda log: math.exp(-log))
+    return transform(log_ratio, lambda log: math.exp(-log))
 
 
 def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair]:
@@ -175,7 +179,7 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
             one_by_one_ms=together + lost.value,  # each while the other is off
             together_ms=together,
             lost_ms=lost,
-            samples=amdahl.transform(log_samples, math.exp) if log_samples else None,
+            samples=transform(log_samples, math.exp) if log_samples else None,
             quality=measured.qualities.estimate(contrast),
             tests=of_pair,
         )
@@ -223,7 +227,7 @@ def saves_time(row: Row) -> bool:
 
 
 def shared_parts(one: Row, other: Row) -> list[str]:
-    return [part for part in one.relieves if part in other.relieves and part in amdahl.PARTS]
+    return [part for part in one.relieves if part in other.relieves and part in PARTS]
 
 
 def name_both(one: Row, other: Row) -> str:
@@ -293,7 +297,6 @@ def make_ledger(experiment: Experiment, figures: Any) -> Ledger:
 
 
 def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
-    """Return what must be said beside the figures."""
     notes = [
         "Time of a sample: steps side by side in one process, on synthetic batches in memory, each shape "
         "with its share; loader and evaluation are not in it. Minutes: samples to the target times that.",

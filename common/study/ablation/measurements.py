@@ -1,11 +1,11 @@
-"""The measurements of an ablation, and tests of what they show, with Holm's correction.
+"""The measurements of an ablation, Amdahl's bounds, and tests of what is shown, with Holm's correction.
 
 Of times the signs of the turns are tested, of samples and quality contrasts of states with a common spread.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,10 @@ from common.evidence import intervals
 from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import EffectTest, Row, Trained
 from common.study.ablation.switches import State, Switches
+from common.training.card import RELIEVES
 
+PARTS = RELIEVES[:6]  # of a step
+LOADING = PARTS[0]
 Raw = dict[str, tuple[float, float | None]]  # figure -> p, uncorrected, and what could be shown
 
 
@@ -28,7 +31,6 @@ class Contrast:
 
     @property
     def estimate(self) -> Estimate:
-        """With Student's interval."""
         if not self.freedom:
             return Estimate(value=self.value, interval=None)
         half = intervals.student_t(self.freedom) * self.error
@@ -97,7 +99,6 @@ class Measurements:
 
     @cached_property
     def log_samples(self) -> Groups:
-        """The logarithms of samples to the target."""
         return Groups({state: log_samples(runs) for state, runs in self.runs.items()})
 
     @cached_property
@@ -141,6 +142,44 @@ def correct(raw: Sequence[Raw]) -> list[dict[str, EffectTest]]:
         for row, p_value in zip(rows, intervals.holm([raw[row][name][0] for row in rows]), strict=True):
             corrected[row][name] = EffectTest(p_value=p_value, detectable=raw[row][name][1])
     return corrected
+
+
+def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
+    """Return the most times that a step can become faster which waits for no loader, by Amdahl's law.
+
+    A method that relieves a part of the step cannot save more than that part: with a share of p of the time
+    the whole is at most 1 / (1 - p) times as fast (1967, https://doi.org/10.1145/1465482.1465560). What
+    relieves no part leaves the time what it is. None where a share was not measured, or where the waiting
+    itself is relieved.
+    """
+    parts = [resource for resource in resources if resource in PARTS]
+    unknown = not resources or "everything" in resources or any(part not in shares for part in parts)
+    if unknown or LOADING in parts:
+        return None
+    share = math.fsum(shares[part] for part in parts) / (1 - shares.get(LOADING, 0.0))
+    return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
+
+
+def transform(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
+    """Return the estimate of a function, rising or falling, of what was estimated."""
+    limits = estimate.interval
+    if limits is not None:
+        low, high = sorted(map(function, (limits.low, limits.high)))
+        limits = Interval(low=low, high=high, method=limits.method)
+    return Estimate(value=function(estimate.value), interval=limits)
+
+
+def around(value: float, errors: Sequence[Estimate]) -> Estimate:
+    """Return a value with the interval of independent errors, all known: half-widths add as squares."""
+    known, limits = [error.interval for error in errors if error.interval is not None], None
+    if len(known) == len(errors):
+        half = math.sqrt(math.fsum(((interval.high - interval.low) / 2) ** 2 for interval in known))
+        limits = Interval(low=value - half, high=value + half, method="half-widths added as squares")
+    return Estimate(value=value, interval=limits)
+
+
+def summed(*estimates: Estimate) -> Estimate:
+    return around(math.fsum(estimate.value for estimate in estimates), estimates)
 
 
 def turns_to_show(num_switches: int) -> int:

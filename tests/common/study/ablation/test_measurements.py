@@ -6,8 +6,7 @@ import pytest
 
 from common.evidence import intervals
 from common.evidence.intervals import Estimate, Interval
-from common.study.ablation import amdahl
-from common.study.ablation.measurements import Groups
+from common.study.ablation.measurements import Groups, bound, summed, transform
 
 SHARES = {"forward pass": 0.3, "backward pass": 0.5, "optimizer": 0.2}
 LOADED = {part: 0.6 * share for part, share in SHARES.items()} | {"data loading": 0.4}
@@ -37,7 +36,7 @@ def numbers(found):
     ],
 )
 def test_the_bound_is_amdahls(resources, most, shares):
-    assert amdahl.bound(resources, shares) == (most if most is None else pytest.approx(most))
+    assert bound(resources, shares) == (most if most is None else pytest.approx(most))
 
 
 def test_the_interval_of_a_median_lies_between_order_statistics():
@@ -77,6 +76,14 @@ def test_a_contrast_has_no_interval_without_a_spread_and_is_none_without_values(
 
 
 def test_half_widths_add_as_squares_and_a_falling_function_turns_an_interval():
-    assert numbers(amdahl.summed(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (3.0, -2.0, 8.0)
-    assert amdahl.summed(estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)).interval is None
-    assert numbers(amdahl.transform(estimate(1.0, -2.0, 5.0), lambda value: -2 * value)) == (-2.0, -10.0, 4.0)
+    assert numbers(summed(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (
+        3.0,
+        -2.0,
+        8.0,
+    )
+    assert summed(estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)).interval is None
+    assert numbers(transform(estimate(1.0, -2.0, 5.0), lambda value: -2 * value)) == (
+        -2.0,
+        -10.0,
+        4.0,
+    )
