@@ -9,7 +9,7 @@ import torch
 from common.cli import dispatch
 from common.measure import points, throughput
 from common.measure.device_run import build
-from common.study.predict import projection
+from common.study.predict import sources
 from common.training.method import Batch
 from common.training.step import DTYPES
 from image_classification.benchmark import Benchmark
@@ -63,7 +63,7 @@ def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
 @pytest.mark.on_demand
 def test_a_bench_of_the_full_size_ends_with_minutes_and_what_they_assume(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(BENCH_SIZES_PX, "full", (96, 176))
-    monkeypatch.setattr(projection, "batch_of", lambda figures, name: 256)  # as if it were a device's share
+    monkeypatch.setattr(sources, "batch_of", lambda figures, name: 256)  # as if it were a device's share
     name = (
         "optimized+methods.compile=false+methods.ema=false"  # an average of every 20 steps makes turns of 20
     )

@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if args.logging:
         return print_logging_costs(configs, args.json)
     from common.measure.bench import bench
-    from common.study.predict.projection import project
+    from common.study.predict.devices import project
 
     figures = bench(
         configs,

@@ -16,9 +16,9 @@ from common.measure.device_run import NUM_DEVICES
 from common.measure.scaling import FORMULA, Links, Work
 from common.repository import build_probes
 from common.study.predict import sources
-from common.study.predict.minutes import STARTUP_S
+from common.study.predict.minutes import STARTUP_S, estimate_run
 from common.study.prices import Price
-from common.training.load import load_config
+from common.training.load import load_config, load_open
 
 MAX_DEVICES = 1024
 PER_MACHINE = 8
@@ -38,7 +38,6 @@ class Recipe:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the number of devices and the links between them."""
     devices = whole_number(1, MAX_DEVICES)
     text = "devices, 8 in a machine unless --gpus says otherwise"
     parser.add_argument("--devices", type=devices, metavar="N", help=text)
@@ -226,8 +225,33 @@ def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[Recipe, 
     return recipe, assumptions
 
 
+def project(name: str, figures: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the minutes on the devices of a published system, their interval, and what they assume.
+
+    `name` is a configuration's full name, `figures` are those of `ttt bench`. None where they lack the rate
+    of a shape or are of another batch than a device's share, and where no published run tells how many
+    samples the target takes: at size mini, and with another model, target, batch, optimizer or length.
+    """
+    config = load_open(figures["benchmark"], name, size=figures["size"], settings=[]).config
+    samples = sources.published_samples(config)
+    is_share = sources.batch_of(figures, name) == config.global_batch_size // NUM_DEVICES
+    if samples is None or not is_share:
+        return None
+    probes = build_probes(config)
+    rates = sources.rates_of_bench(figures, name, probes.shape_shares(), "", probes.rate)
+    if rates is None:
+        return None
+    estimated = estimate_run(
+        config, probes.phases(), rates=rates, samples=samples, slower=1 / NUM_DEVICES, devices=NUM_DEVICES
+    )
+    return {key: estimated[key] for key in ("minutes", "low", "high")} | {
+        "assuming": f"if the target takes the {samples.typical:,.0f} samples of {samples.source}, the loader "
+        f"keeps up, devices scale perfectly and a sample of the {estimated['num_evaluations']} evaluations "
+        "takes a third of a trained one"
+    }
+
+
 def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list[Row], list[str]]:
-    """Return the predictions that the options ask for, and what they assume."""
     machines, per_machine = choose_machines(args)
     links = choose_links(args)
     if not args.bench and not args.measured:
@@ -247,7 +271,6 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
 
 
 def describe(rows: Sequence[Row], assumptions: Sequence[str]) -> Iterator[str]:
-    """Yield a table, the formula and the assumptions as lines."""
     has_cost = rows[0]["cost"] is not None
     heads = "machines devices  batch/device   step ms  exchange   exposed    samples/s  efficiency    minutes"
     yield heads + "      cost" * has_cost

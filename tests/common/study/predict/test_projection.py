@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.study.predict.projection import project
+from common.study.predict.devices import project
 
 IMAGES, SIZES = 1_281_167, (96, 128, 160, 176, 224)
 
