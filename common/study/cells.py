@@ -102,11 +102,11 @@ def add_options(
     add_shared(parser, "--json", "--data", "--results")
 
 
-def from_arguments(args: argparse.Namespace, benchmark: str, cells: Sequence[Cell]) -> Study:
+def from_arguments(args: argparse.Namespace, cells: Sequence[Cell]) -> Study:
     """Return the study that a person asked for: `cells`, each with the changes of --set at the end."""
     return Study(
         name=args.study,
-        benchmark=benchmark,
+        benchmark=args.benchmark,
         size=args.size,
         cells=tuple(replace(cell, settings=(*cell.settings, *args.set)) for cell in cells),
         num_seeds=args.seeds,
@@ -116,35 +116,31 @@ def from_arguments(args: argparse.Namespace, benchmark: str, cells: Sequence[Cel
 
 
 def run(study: Study, args: argparse.Namespace) -> int:
-    """Show the cells and how long they will take, then make the missing runs; returns the exit code."""
+    """Show the cells and how long they will take, then make the missing runs; returns the exit code.
+
+    Where nothing says how long a run takes, the first one is made before the table is shown again.
+    """
     planned = plan_run_sets(study, args)  # a mistake is told before a folder is made
     if args.dry_run:
         show(study, planned)
         return EXIT_OK
     with run_sets.lock_folders([study.folder]):
-        return make_missing(study, args)
-
-
-def make_missing(study: Study, args: argparse.Namespace) -> int:
-    """Show the cells, then make the missing runs; returns the exit code.
-
-    Where nothing says how long a run takes, the first one is made before the table is shown again.
-    """
-    planned = plan_run_sets(study, args)
-    run_s = show(study, planned)
-    config = planned[0].loaded.config
-    system.write_description(config, study.folder, system.machine_id(config))
-    code = EXIT_OK
-    unknown = [run_set for run_set in planned if missing(run_set) and run_s[run_set.cell] is None]
-    if unknown:
-        first = min(unknown, key=lambda run_set: max_samples(run_set.loaded.config))
-        code = run_sets.run_all([replace(first, num_runs=first.num_done + 1)], sys.argv[1:], fail_fast=True)
-        if code in (EXIT_INTERRUPTED, EXIT_USAGE) or (code and args.fail_fast):
-            return code
-        planned = plan_run_sets(study, args)
-        show(study, planned)
-    if unfinished := [run_set for run_set in planned if missing(run_set)]:
-        code = max(code, run_sets.run_all(unfinished, sys.argv[1:], fail_fast=args.fail_fast))
+        planned = plan_run_sets(study, args)  # another command may have added some runs
+        run_s = show(study, planned)
+        config = planned[0].loaded.config
+        system.write_description(config, study.folder, system.machine_id(config))
+        code = EXIT_OK
+        unknown = [run_set for run_set in planned if missing(run_set) and run_s[run_set.cell] is None]
+        if unknown:
+            least = min(unknown, key=lambda run_set: max_samples(run_set.loaded.config))
+            first = replace(least, num_runs=least.num_done + 1)
+            code = run_sets.run_all([first], sys.argv[1:], fail_fast=True)
+            if code in (EXIT_INTERRUPTED, EXIT_USAGE) or (code and args.fail_fast):
+                return code
+            planned = plan_run_sets(study, args)
+            show(study, planned)
+        if unfinished := [run_set for run_set in planned if missing(run_set)]:
+            code = max(code, run_sets.run_all(unfinished, sys.argv[1:], fail_fast=args.fail_fast))
     return code
 
 

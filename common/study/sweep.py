@@ -1,7 +1,6 @@
 """A sweep: configurations at several budgets, and the answers of their trade-off curves as tables and SVG."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -22,7 +21,6 @@ from common.evidence.plots import (
     unit_of,
 )
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
-from common.files import save_with_picture
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.study.compare.comparison import resolution_of
@@ -66,11 +64,6 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
         return None
     target = next(runs[0].target for runs in logs.values() if runs)
     return curves.compare_curves(lines, target=target, price=price, resolution=resolution)
-
-
-def save(study: Study, answers: Answers, quality_name: str) -> Iterator[Path]:
-    """Write answers and plot beside the study's logs, in place of those of fewer runs; yields their paths."""
-    return save_with_picture(study.report, answers, draw(answers, quality_name))
 
 
 def draw(answers: Answers, quality_name: str) -> Markup:

@@ -82,7 +82,7 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
         args.turns = needed
     args.max_seeds = max(args.max_seeds, args.seeds)
     args.study = args.study.replace(IN_NAME, args.configuration)
-    study = cells.from_arguments(args, args.benchmark, [])
+    study = cells.from_arguments(args, [])
     experiment = Experiment(ablation=ablation, study=study, args=args, console=console)
     if args.dry_run:
         counts = experiment.num_runs
@@ -108,7 +108,6 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
 
 
 def fraction(text: str) -> float:
-    """Parse a quality between 0 and 1."""
     if (number := positive_number(text)) is not None and number < 1:
         return number
     raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from common.arguments import add_shared, positive, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.files import save_with_picture
 from common.repository import benchmark_module
 from common.study import cells, sweep, trials
 
@@ -58,7 +59,7 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
     else:
         budgets = sweep.parse_budgets(args.budgets or BUDGETS)
         cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
-    study = cells.from_arguments(args, args.benchmark, cells_of_sweep)
+    study = cells.from_arguments(args, cells_of_sweep)
     code = EXIT_OK if args.answers else cells.run(study, args)
     if args.dry_run or code == EXIT_INTERRUPTED:
         return code, None
@@ -75,6 +76,6 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
             return code, None
         quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
         sweep.show(answers, quality_name)
-        paths = [*sweep.save(study, answers, quality_name)]
+        paths = [*save_with_picture(study.report, answers, sweep.draw(answers, quality_name))]
     print(*(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
     return code, paths[0]

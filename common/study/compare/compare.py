@@ -66,7 +66,7 @@ class Command:
             Cell(name=name, configuration=configuration)
             for name, configuration in zip(self.names, (args.a, args.b), strict=True)
         ]
-        return replace(cells.from_arguments(args, args.benchmark, sides), num_evaluations=NUM_EVALUATIONS)
+        return replace(cells.from_arguments(args, sides), num_evaluations=NUM_EVALUATIONS)
 
     @cached_property
     def path(self) -> Path:

@@ -22,7 +22,7 @@ def make_study(folder, configurations, num_trials, num_seeds=1, *, size="mini", 
         benchmark="image_classification", configurations=configurations, size=size, set=list(fixed),
         trials=num_trials, study="trials", seeds=num_seeds, seed=1, results=folder,
     )  # fmt: skip
-    return from_arguments(args, args.benchmark, trials.trial_cells(args))
+    return from_arguments(args, trials.trial_cells(args))
 
 
 def load(configuration, settings=()):
