@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import NamedTuple, Protocol
@@ -119,18 +119,14 @@ class Search:
         self.candidate: Subject | None = None
 
     def run(self, changes: Sequence[Change]) -> "Search":
-        """Try all changes; returns the search itself."""
         before = time.monotonic()
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.replace_current, None)
+            stack.callback(self.close_candidate)
             for change in changes:
                 tried = self.attempt(change, before + self.seconds - time.monotonic())
                 self.tried.append(tried)
                 self.report(tried)
-        finally:
-            try:
-                self.close_candidate()
-            finally:
-                self.replace_current(None)
         self.took_s = time.monotonic() - before
         return self
 
@@ -292,7 +288,6 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def table(search: Search) -> str:
-    """Return what was tried as lines of text."""
     rows = [("change", "gain (99 %)", "largest difference", "outcome", "why")]
     for tried in search.tried:
         difference = tried.difference or ("-" if tried.change.is_exact else "CHANGES TRAINING")
