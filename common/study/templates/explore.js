@@ -352,7 +352,6 @@ function drawAnswers() {
   if (cost(reference) === null) {
     answers.push(answer("Cheapest at the same quality, best at the same cost", null, `no $/h is known for ${reference.cell.hardware}; choose one under Prices.`, ""));
   } else {
-    const perHour = (minutes_, item = reference) => dollars(minutes_ / 60 * rate(item.cell.hardware));
     answers.push(atSameQuality("Cheapest at the same quality", "as cheap", priced, cost, dollars, null, limit.quality));
     answers.push(atSameCost("Best at the same cost", priced, cost, dollars, limit.dollars));
     const unpriced = new Set(pool.filter((item) => cost(item) === null).map((item) => item.cell.hardware));
