@@ -182,7 +182,6 @@ def recipe_name(log: Log, name: str) -> str:
 
 
 def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, Any]:
-    """Return the cell of a published set or a prediction."""
     return {
         "kind": points.kind,
         "range": points.interval,
@@ -205,7 +204,6 @@ def point_cell(points: Points, methods: Numbers, lines: Numbers) -> dict[str, An
 
 
 def point_rows(points: Points) -> Iterator[dict[str, Any]]:
-    """Yield the columns of the runs of a published set, or of a prediction."""
     for run in points.runs:
         minutes = finite(run.minutes)  # infinite of a run that missed its target
         yield {
@@ -314,7 +312,6 @@ def run_row(log: Log) -> dict[str, Any]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return a number with five significant digits."""
     return None if value is None else float(f"{value:.5g}")
 
 

@@ -162,7 +162,6 @@ def read_pairs(subject: Subject, num_pairs: int, results: Path) -> Pairs:
 
 
 def summarize(subject: Subject, pairs: Sequence[tuple[float, float]]) -> Measured:
-    """Return the figure of a method from its pairs of samples/s."""
     ratios = [other / one for one, other in pairs]
     limits = student_of_logs(ratios)
     return Measured(

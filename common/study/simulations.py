@@ -319,7 +319,6 @@ SIMULATIONS: tuple[tuple[str, str, str, Callable[..., Iterator[bool]], tuple[Any
 
 
 def share(simulate: Callable[..., Iterator[bool]], *arguments: object, seed: int) -> float:
-    """Return the share of studies in which it was so."""
     return float(np.mean([*simulate(*arguments, np.random.default_rng(seed))]))
 
 
@@ -332,7 +331,6 @@ def simulate_all() -> list[float]:
 
 
 def write_table(shares: Sequence[float]) -> str:
-    """Return the shares as a table in Markdown."""
     rows = [
         f"| {rule} | {truth} | {kind} {100 * share:.1f} % |"
         for (rule, truth, kind, *_), share in zip(SIMULATIONS, shares, strict=True)

@@ -65,7 +65,6 @@ class Design:
         return [words for words in self.aliases if len(words[0]) == 2]
 
     def describe(self) -> str:
-        """Return size, resolution and alias structure in words."""
         count, num_factors, runs = len(self.generators), len(self.factors), 2 ** len(self.base)
         if not count:
             return f"full factorial of {num_factors} factors in {runs} runs: nothing is an alias"

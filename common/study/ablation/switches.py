@@ -149,7 +149,6 @@ class Switches:
 
     @cached_property
     def needed(self) -> State:
-        """The switches that others need."""
         return frozenset().union(*(self.needs(switch.name) for switch in self.switches))
 
     def alone(self, switch: Switch) -> Step:

@@ -61,7 +61,6 @@ def save(comparison: Comparison, path: Path) -> Iterator[Path]:
 
 
 def show(comparison: Comparison) -> None:
-    """Print the table and, in sentences, what is decided and what would decide the rest."""
     console = open_console(WIDTH)
     rows = [
         [
@@ -83,7 +82,6 @@ def show(comparison: Comparison) -> None:
 
 
 def describe_sides(comparison: Comparison) -> Iterator[str]:
-    """Yield the names of both sides and the keys in which they differ."""
     for letter, name in zip("AB", comparison.names, strict=True):
         yield f"{letter}: {name}"
     if comparison.size == "full" and THROUGHPUT in (result.measure for result in comparison.results):

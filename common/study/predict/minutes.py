@@ -59,7 +59,6 @@ class Samples:
 
     @property
     def typical(self) -> float:
-        """The geometric mean."""
         return statistics.geometric_mean(self.values)
 
     @property
@@ -126,7 +125,6 @@ def estimate_run(
     slower: float = 1.0,
     devices: int = 1,
 ) -> dict[str, float]:
-    """Return the `estimate` of a configuration's run, with its batch and its evaluations."""
     return estimate(
         phases,
         batch=config.global_batch_size,

@@ -67,7 +67,6 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
 
 
 def describe(record: Record) -> Iterator[str]:
-    """Yield an estimate and what it rests on as lines."""
     rates, samples, half = record["rates"], record["samples"], record["samples_half_width"]
     seeds = "unknown" if half is None else f"x{math.exp(half):.3f} either way, one more run by Student's t"
     missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
@@ -84,7 +83,6 @@ def describe(record: Record) -> Iterator[str]:
 
 
 def headline(record: Record) -> str:
-    """Name what is estimated, and the devices that it is for."""
     hardware = record["hardware"]
     on = hardware if hardware == ELSEWHERE else name_devices(hardware, record["devices"])
     return f"{record['title']} on {on}"

@@ -108,7 +108,6 @@ class Apart:
         return float(answer)
 
     def close(self) -> None:
-        """End the process."""
         self.pipe.close()
         self.process.join(GRACE_S)  # it ends when nobody listens
         if self.process.is_alive():

@@ -22,7 +22,6 @@ MAX_SECONDS = 86400
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare how speed-ups are chosen."""
     levels = "choose speed-ups for this machine first; 0: none, 1: the same mathematics, 2: any"
     parser.add_argument("-O", dest="level", type=int, choices=(0, 1, 2), help=levels)
     seconds, limit = whole_number(1, MAX_SECONDS), "how long -O1 and -O2 may search"

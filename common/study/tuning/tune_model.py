@@ -52,7 +52,6 @@ class Loader:
         return len(self.batches)  # type: ignore[arg-type]
 
     def move(self, value: Tensor) -> Tensor:
-        """Return a tensor on the model's device, in its layout."""
         value = value.to(self.device, self.dtype if value.is_floating_point() else None, non_blocking=True)
         is_image = self.is_channels_last and value.ndim == 4
         return value.contiguous(memory_format=torch.channels_last) if is_image else value
