@@ -5,6 +5,7 @@ Of times the signs of the turns are tested, of samples and quality contrasts of 
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from common.training.card import RELIEVES
 
 PARTS = RELIEVES[:6]  # of a step
 LOADING = PARTS[0]
-Raw = dict[str, tuple[float, float | None]]  # figure -> p, uncorrected, and what could be shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,28 +120,23 @@ def test_contrasts(
 ) -> list[dict[str, EffectTest]]:
     """Test each contrast of states, by figure: samples, quality, and a figure of step times by its turns.
 
-    The p values of none are corrected for the number of contrasts. What samples could show is a factor.
+    The p values of none are corrected for the contrasts that have the figure (Holm). What samples could show
+    is a factor.
     """
-    raw: list[Raw] = []
-    for factors, of_turns in zip(contrasts, turns, strict=True):
-        tests: Raw = {}
+    raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # of rows: p, and what could be shown
+    for row, (factors, of_turns) in enumerate(zip(contrasts, turns, strict=True)):
         samples, quality = measured.log_samples.contrast(factors), measured.qualities.contrast(factors)
         if samples and samples.freedom:
-            tests["samples"] = samples.p_value, math.expm1(samples.detectable(len(contrasts)))
+            raw["samples"][row] = samples.p_value, math.expm1(samples.detectable(len(contrasts)))
         if quality and quality.freedom:
-            tests["quality"] = quality.p_value, quality.detectable(len(contrasts))
-        raw.append(tests | {figure: (intervals.sign_p_value(of_turns), None)})
-    return correct(raw)
-
-
-def correct(raw: Sequence[Raw]) -> list[dict[str, EffectTest]]:
-    """Apply Holm's correction to the p values of each figure, for the rows that have it."""
-    corrected: list[dict[str, EffectTest]] = [{} for _ in raw]
-    for name in dict.fromkeys(name for tests in raw for name in tests):
-        rows = [row for row, tests in enumerate(raw) if name in tests]
-        for row, p_value in zip(rows, intervals.holm([raw[row][name][0] for row in rows]), strict=True):
-            corrected[row][name] = EffectTest(p_value=p_value, detectable=raw[row][name][1])
-    return corrected
+            raw["quality"][row] = quality.p_value, quality.detectable(len(contrasts))
+        raw[figure][row] = intervals.sign_p_value(of_turns), None
+    tests: list[dict[str, EffectTest]] = [{} for _ in contrasts]
+    for name, of_rows in raw.items():
+        p_values, could_show = zip(*of_rows.values(), strict=True)
+        for row, p_value, detectable in zip(of_rows, intervals.holm(p_values), could_show, strict=True):
+            tests[row][name] = EffectTest(p_value=p_value, detectable=detectable)
+    return tests
 
 
 def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
