@@ -185,7 +185,7 @@ def test_idle_switches(num_switches: int, num_seeds: int) -> list[list[dict[str,
     return tests
 
 
-def false_effects(num_switches: int, num_seeds: int, figure: str, _: np.random.Generator) -> Iterator[bool]:
+def false_effects(figure: str, num_switches: int, num_seeds: int, _: np.random.Generator) -> Iterator[bool]:
     """Yield whether an ablation of switches that do nothing shows an effect of one of them."""
     for rows in test_idle_switches(num_switches, num_seeds):
         yield any(tests[figure].is_shown for tests in rows)
@@ -256,83 +256,67 @@ def score_coverage(num_runs: int, generator: np.random.Generator) -> Iterator[bo
         yield holds(intervals.student_of_logs(minutes), expected)
 
 
-# a rule, the truth that is simulated, what the share of studies says, and the simulation with its arguments
-SIMULATIONS: tuple[tuple[str, str, str, Callable[..., Iterator[bool]], tuple[Any, ...]], ...] = (
-    ("sweep: a crossing", "equal curves, 3 seeds", WRONG, false_crossings, (SATURATING, SATURATING, 3)),
+Simulate = Callable[..., Iterator[bool]]
+RULES: dict[str, tuple[str, str, Simulate]] = {  # its name, what the share of studies says, its simulation
+    "crossing": ("sweep: a crossing", WRONG, false_crossings),
+    "ahead": ("sweep: ahead", WRONG, false_leads),
+    "quality": ("sweep: quality within a time", HELD, frontier_quality),
+    "time": ("sweep: time to a quality", HELD, frontier_time),
+    "samples": ("ablate: an effect on samples", WRONG, partial(false_effects, "samples")),
+    "throughput": ("ablate: an effect on throughput", WRONG, partial(false_effects, "throughput")),
+    "fewer samples": ("ablate: samples of a switch", HELD, effect_coverage),
+    "bound": ("ablate: more than Amdahl's bound", WRONG, false_gains),
+    "interaction": ("ablate: an interaction of samples", WRONG, false_interactions),
+    "faster": ("explore: a recipe is faster", WRONG, false_leaders),
+    "better": ("explore: a recipe is better", WRONG, false_leaders),
+    "disturbed": ("score: a disturbed run", WRONG, flag_runs),
+    "slow": ("score: a disturbed run", FOUND, flag_runs),
+    "score": ("score: its interval", HELD, score_coverage),
+}
+TRUTHS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (  # of a rule, in words and as arguments
+    ("crossing", "equal curves, 3 seeds", (SATURATING, SATURATING, 3)),
+    ("crossing", "one is sooner at one asymptote, 5 seeds", (SOONER, SATURATING, 5)),
+    ("quality", "rising, 3 seeds", (RISING, 3, 20.0)),
+    ("quality", "saturating, 5 seeds", (SATURATING, 5, 50.0)),
+    ("quality", "level, 3 seeds", (LEVEL, 3, 50.0)),
+    ("time", "saturating, 3 seeds", (SATURATING, 3, 0.85)),
+    ("time", "rising, 5 seeds", (RISING, 5, 0.8)),
+    ("samples", "8 idle switches, 2 seeds", (8, 2)),
+    ("throughput", "8 idle switches, 9 independent turns, one process", (8, 2)),
+    ("fewer samples", "a tenth fewer, 2 seeds", (8, 2)),
+    ("bound", "14 switches gain just that, 9 independent turns, one process", (14,)),
+    ("interaction", "3 idle switches, 2 seeds", (3,)),
+    ("faster", "20 equal recipes, 2 runs each", ("time", 20, 2)),
+    ("disturbed", "none, 2 runs", (2, 0, 0.08)),
+    ("disturbed", "none, 10 runs", (10, 0, 0.08)),
+    ("score", "5 runs", (5,)),
+    ("score", "10 runs", (10,)),
+    ("ahead", "equal curves, 360 images, 2 seeds", (SATURATING, 360, 2)),
+    ("slow", "two of ten runs 1.5x slower, spread 3 %", (10, 2, 0.03)),
     (
-        "sweep: a crossing",
-        "one is sooner at one asymptote, 5 seeds",
-        WRONG,
-        false_crossings,
-        (SOONER, SATURATING, 5),
-    ),
-    ("sweep: quality within a time", "rising, 3 seeds", HELD, frontier_quality, (RISING, 3, 20.0)),
-    ("sweep: quality within a time", "saturating, 5 seeds", HELD, frontier_quality, (SATURATING, 5, 50.0)),
-    ("sweep: quality within a time", "level, 3 seeds", HELD, frontier_quality, (LEVEL, 3, 50.0)),
-    ("sweep: time to a quality", "saturating, 3 seeds", HELD, frontier_time, (SATURATING, 3, 0.85)),
-    ("sweep: time to a quality", "rising, 5 seeds", HELD, frontier_time, (RISING, 5, 0.8)),
-    ("ablate: an effect on samples", "8 idle switches, 2 seeds", WRONG, false_effects, (8, 2, "samples")),
-    (
-        "ablate: an effect on throughput",
-        "8 idle switches, 9 independent turns, one process",
-        WRONG,
-        false_effects,
-        (8, 2, "throughput"),
-    ),
-    ("ablate: samples of a switch", "a tenth fewer, 2 seeds", HELD, effect_coverage, (8, 2)),
-    (
-        "ablate: more than Amdahl's bound",
-        "14 switches gain just that, 9 independent turns, one process",
-        WRONG,
-        false_gains,
-        (14,),
-    ),
-    ("ablate: an interaction of samples", "3 idle switches, 2 seeds", WRONG, false_interactions, (3,)),
-    ("explore: a recipe is faster", "20 equal recipes, 2 runs each", WRONG, false_leaders, ("time", 20, 2)),
-    ("score: a disturbed run", "none, 2 runs", WRONG, flag_runs, (2, 0, 0.08)),
-    ("score: a disturbed run", "none, 10 runs", WRONG, flag_runs, (10, 0, 0.08)),
-    ("score: its interval", "5 runs", HELD, score_coverage, (5,)),
-    ("score: its interval", "10 runs", HELD, score_coverage, (10,)),
-    ("sweep: ahead", "equal curves, 360 images, 2 seeds", WRONG, false_leads, (SATURATING, 360, 2)),
-    (
-        "score: a disturbed run",
-        "two of ten runs 1.5x slower, spread 3 %",
-        FOUND,
-        flag_runs,
-        (10, 2, 0.03),
-    ),
-    (
-        "explore: a recipe is faster",
+        "faster",
         "20 equal recipes, half of them with three times the spread, 2 runs each",
-        WRONG,
-        false_leaders,
         ("time, unequal", 20, 2),
     ),
-    (
-        "explore: a recipe is better",
-        "20 equal recipes, 360 images, 2 runs each",
-        WRONG,
-        false_leaders,
-        ("quality", 20, 2),
-    ),
+    ("better", "20 equal recipes, 360 images, 2 runs each", ("quality", 20, 2)),
 )
+ROWS = [(RULES[rule][0], truth, RULES[rule][1]) for rule, truth, _ in TRUTHS]
 
 
-def share(simulate: Callable[..., Iterator[bool]], *arguments: object, seed: int) -> float:
+def share(simulate: Simulate, *arguments: object, seed: int) -> float:
     return float(np.mean([*simulate(*arguments, np.random.default_rng(seed))]))
 
 
 def simulate_all() -> list[float]:
-    """Return the share of each of SIMULATIONS; about 20 s."""
+    """Return the share of studies of each of TRUTHS; about 20 s."""
     return [
-        share(simulate, *arguments, seed=seed)
-        for seed, (*_, simulate, arguments) in enumerate(SIMULATIONS, 1)
+        share(RULES[rule][2], *arguments, seed=seed) for seed, (rule, _, arguments) in enumerate(TRUTHS, 1)
     ]
 
 
 def write_table(shares: Sequence[float]) -> str:
     rows = [
         f"| {rule} | {truth} | {kind} {100 * share:.1f} % |"
-        for (rule, truth, kind, *_), share in zip(SIMULATIONS, shares, strict=True)
+        for (rule, truth, kind), share in zip(ROWS, shares, strict=True)
     ]
     return "\n".join(["| rule | truth | in 2,000 studies |", "|---|---|---|", *rows, ""])
