@@ -96,6 +96,15 @@ class Rule:
     max_pairs: int
     alpha: float
 
+    def decide(self, measure: Measure, differences: Sequence[float], resolution: float) -> Decision:
+        return decide(
+            differences,
+            margin=self.margins.of(measure),
+            max_pairs=self.max_pairs,
+            alpha=self.alpha,
+            resolution=resolution,
+        )
+
 
 def judge(
     measure: Measure, pairs: Sequence[Side], rule: Rule, resolution: float = 0.0, note: str = ""
@@ -107,13 +116,7 @@ def judge(
     differences = known_differences(measure, pairs)
     if len(differences) < len(pairs) or not pairs:
         return Result(**known, verdict="unknown" if pairs else "undecided", note=note)
-    decision = decide(
-        differences,
-        margin=rule.margins.of(measure),
-        max_pairs=rule.max_pairs,
-        alpha=rule.alpha,
-        resolution=resolution,
-    )
+    decision = rule.decide(measure, differences, resolution)
     low, high, detectable = (
         _undo(measure, value) for value in (decision.low, decision.high, decision.detectable)
     )

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from common.evidence.compare.sequential import decide
 from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
 from common.evidence.text import DASH, make_table, open_console
@@ -178,12 +177,8 @@ def _plot_result(axes: Axes, result: Result, rule: Rule) -> None:
     axes.axhline(undo(0.0), color=INK, lw=0.8)
     differences = known_differences(measure, result.pairs)
     counts = range(1, len(differences) + 1)
-    options: dict[str, Any] = {"margin": margin, "max_pairs": rule.max_pairs}
     if differences:
-        states = [
-            decide(differences[:count], alpha=rule.alpha, resolution=result.resolution, **options)
-            for count in counts
-        ]
+        states = [rule.decide(measure, differences[:count], result.resolution) for count in counts]
         axes.plot(counts, [undo(state.mean) for state in states], color=PALETTE[1], lw=1.2, label="mean")
         limited = [
             (state.num_pairs, undo(state.low), undo(state.high))
