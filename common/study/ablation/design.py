@@ -1,5 +1,6 @@
 """The plan of an ablation: which states of a configuration's switches are to be measured, and why."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,13 +23,9 @@ class Ablation:
         return State(), self.switches.all
 
     @property
-    def held(self) -> State:
-        """The switches that are on in every state of the design: others need them."""
-        return self.switches.needed
-
-    @property
     def factorial(self) -> tuple[State, ...]:
-        return tuple(run | self.held for run in self.design.runs) if self.design else ()
+        """The states of the design; the switches that others need are on in every one."""
+        return tuple(run | self.switches.needed for run in self.design.runs) if self.design else ()
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -37,10 +34,10 @@ class Ablation:
 
 def plan(switches: Switches, max_design: int) -> Ablation:
     """Return what is to be measured; the factorial is over the switches that no other needs."""
-    single: list[State] = []
-    for switch in switches.switches:
-        for step in (switches.alone(switch), switches.left_out(switch)):
-            single += [step.before, step.after]
+    steps = [
+        step for switch in switches.switches for step in (switches.alone(switch), switches.left_out(switch))
+    ]
+    single = itertools.chain.from_iterable((step.before, step.after) for step in steps)
     factors = switches.in_order(switches.all - switches.needed)
     made = None
     if len(factors) > 1 and max_design:
@@ -64,5 +61,5 @@ def describe(ablation: Ablation) -> Iterable[str]:
             needs.append(f"left out together with {', '.join(left_out.together)} ({left_out.reason})")
         yield f"  {switch.name}: {'; '.join(needs) or 'stands alone'}"
     if ablation.design:
-        held = f"; {', '.join(switches.in_order(ablation.held))} always on" if ablation.held else ""
+        held = f"; {', '.join(switches.in_order(switches.needed))} always on" if switches.needed else ""
         yield f"factorial of step times: {ablation.design.describe()}{held}"

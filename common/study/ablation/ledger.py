@@ -264,7 +264,7 @@ def make_ledger(experiment: Experiment, figures: Any) -> Ledger:
         shares=figures["shares"],
     )
     rows = make_rows(measured, switches, read_cards(switches))
-    pairs = make_pairs(measured, ablation.design, ablation.held) if ablation.design else []
+    pairs = make_pairs(measured, ablation.design, switches.needed) if ablation.design else []
     names = benchmark_module(switches.benchmark).Benchmark.names
     return Ledger(
         benchmark=switches.benchmark,
@@ -310,8 +310,8 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
     ]
     if ablation.switches.size == "full":
         notes.append("Minutes are of one device, without communication.")
-    if ablation.held:
-        held = ", ".join(ablation.switches.in_order(ablation.held))
+    if needed := ablation.switches.needed:
+        held = ", ".join(ablation.switches.in_order(needed))
         notes.append(
             f"Factorial: {held} always on, since others need it; their own interactions are not in it."
         )

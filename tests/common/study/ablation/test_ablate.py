@@ -89,9 +89,9 @@ def test_a_method_that_is_switched_off_is_a_switch_too(resnet):
 
 def test_a_factorial_holds_what_others_need_and_is_refused_where_it_is_too_small(resnet):
     ablation = plan(resnet, 16)
-    assert ablation.held == {"scale_schedule", "fixres"}
+    assert resnet.needed == {"scale_schedule", "fixres"}
     assert len(ablation.factorial) == 16 and ablation.design.resolution == 4
-    assert all(ablation.held <= state for state in ablation.factorial)
+    assert all(resnet.needed <= state for state in ablation.factorial)
     names = [resnet.cell_name(state) for state in ablation.states]
     assert len(set(names)) == len(names) and max(map(len, names)) <= 44
     assert names[:2] == ["baseline", "optimized"]
