@@ -144,11 +144,8 @@ def find_commit(log: Log) -> str:
 
 
 def has_commit(commit: str) -> bool:
-    try:
-        repository.git(ROOT, "cat-file", "-e", f"{commit}^{{commit}}")
-    except subprocess.CalledProcessError:
-        return False
-    return True
+    command = ["git", "-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def read_commit(commit: str, *words: str) -> bytes:
