@@ -15,7 +15,7 @@ from common.evidence.rules.rule import (
     has_key,
     place_of,
     record_of,
-    replace_record,
+    remove,
     retime,
     rewrite,
     time_of,
@@ -45,10 +45,6 @@ def change_one(rng, logs, change):
 
 def events(lines, key):
     return [record_of(line) for line in lines if has_key(line, key)]
-
-
-def last_with(lines, key):
-    return sum(has_key(line, key) for line in lines) - 1
 
 
 def lasts(lines, change):
@@ -252,16 +248,13 @@ def the_head_is_contradicted(rng, logs):
         factor = rng.choice([0.5, 0.9, 1.1, 2])
         return edit_all(key, lambda r: {"value": type(r["value"])(r["value"] * factor)})
 
-    def drop_method(lines):
-        return replace_record("method", lambda line: [], last_with(lines, "method"))(lines)
-
     keys = ("global_batch_size", "opt_base_learning_rate", "opt_weight_decay", "train_samples")
     change = rng.choice(
         [
             edit_all("quality_target", lambda r: {"value": r["value"] - 0.01}),
             *(scale(key) for key in keys),
             edit_all("opt_name", lambda r: {"value": "adagrad"}),
-            *([drop_method] if any(has_key(line, "method") for line in logs[0]) else []),
+            *([remove("method", at=-1)] if any(has_key(line, "method") for line in logs[0]) else []),
         ]
     )
     return Forged({n: change(lines) for n, lines in enumerate(logs)})

@@ -1,19 +1,18 @@
 """Verdicts of MLCommons' checkers that count, and those that refuse what MLCommons accepted."""
 
 import json
+from functools import partial
 
 import pytest
 
 from common.evidence.log import RunSet, read_log
-from common.evidence.records import TOKEN
-from common.evidence.rules.rule import chain, edit, remove, replace_record, rewrite, time_of
+from common.evidence.rules.rule import chain, edit, miss_target, remove, replace_record, retime, rewrite
 from common.evidence.submission import official
 
 OURS = ("configuration_name", "benchmark_size", "quality_target")
 LAMB = [f"opt_lamb_{name}" for name in ("epsilon", "beta_1", "beta_2", "weight_decay_rate")]
 LAMB += ["opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "num_warmup_steps"]
 LAMB += ["start_warmup_step"]
-missed = edit("eval_accuracy", at=-1, value=0.7, correct=35000)
 
 
 def submitted(golden, tmp_path, *mutations, benchmark="resnet"):
@@ -56,18 +55,16 @@ def test_a_closed_set_without_any_seed_is_not_refused_for_it(golden, tmp_path, h
 
 @pytest.mark.parametrize("is_miss", [True, False])
 def test_a_run_that_breaks_off_below_its_target_refuses_nothing(golden, tmp_path, is_miss):
-    run_set = submitted(golden, tmp_path, remove("run_stop"), *[missed] * is_miss)
+    run_set = submitted(golden, tmp_path, remove("run_stop"), *[miss_target] * is_miss)
     (verdict,) = official.judge(run_set, "2.0.0")
     assert (verdict.verdict, verdict.refuses) == ("FAILED", not is_miss)
 
 
 @pytest.mark.parametrize("chosen", [None, "2.0.0"])
 def test_logs_that_the_next_round_accepts_are_not_refused_by_their_date(golden, tmp_path, chosen):
-    def of_2022(lines):
-        return [rewrite(s, time_ms=time_of(s) - 55 * 10**9) if TOKEN in s else s for s in lines]
-
     closed = replace_record("opt_name", lambda s: [s, *(rewrite(s, key=key, value=1) for key in LAMB)])
     division = edit("submission_division", value="closed")
+    of_2022 = partial(retime, change=lambda ms: ms - 55 * 10**9)
     run_set = submitted(golden, tmp_path, of_2022, closed, division, benchmark="bert")
     assert official.rulesets(run_set) == ("2.0.0",)
     (verdict,) = official.judge(run_set, chosen)
