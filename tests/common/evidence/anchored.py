@@ -20,6 +20,7 @@ from common.evidence.sealed.anchors import (
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.replies import Reply
 from common.evidence.sealed.seal import SEAL
+from tests.common.evidence.conftest import write_set
 
 SET_FORWARD_MS = 123_456  # the clock of the authority
 DELAY_MS = 300
@@ -46,14 +47,11 @@ def stamp(number, place, time_ms, delay_ms=DELAY_MS):
 
 def write_anchored(folder, lines, authority):
     """Write one run that takes no time, and the real replies for its records; returns its folder."""
-    folder = folder / "8xA100-optimized" / "resnet"
-    folder.mkdir(parents=True)
     now_ms = round(time.time() * 1000)
-    text = "\n".join(retime(lines, lambda ms: now_ms)) + "\n"
-    (folder / "result_0.txt").write_text(text)
+    folder = write_set(folder, [retime(lines, lambda ms: now_ms)])
     (folder / SEAL).write_text("{}\n")
     pieces = [(SEAL, 0, b"{}\n")]
-    for number, line in enumerate(text.encode().splitlines(keepends=True), 1):
+    for number, line in enumerate((folder / "result_0.txt").read_bytes().splitlines(keepends=True), 1):
         if TOKEN.encode() in line and json.loads(line[len(TOKEN) :])["key"] in ANCHORED_KEYS:
             pieces.append(("result_0.txt", number, line))
     for piece in pieces:

@@ -8,7 +8,7 @@ import pytest
 from common.evidence.audit import audit_log
 from common.evidence.compare import rcp
 from common.evidence.log import NUM_RUNS, load, read_log
-from common.evidence.rules.rule import edit, edit_all
+from common.evidence.rules.rule import chain, edit, edit_all
 from common.evidence.submission import official
 from common.evidence.submission.official import judge_convergence, judge_package, rulesets
 from common.repository import ROOT
@@ -58,12 +58,10 @@ def test_a_closed_log_states_the_hyperparameters_that_run(written, name):
     assert stated == {key: [value] for key, value in HYPERPARAMETERS[name].items()}
 
 
-def change(path, folder, *mutations):
-    """Write a changed copy of a log into a folder of the same names."""
-    lines = path.read_text().splitlines()
-    for mutation in mutations:
-        lines = mutation(lines)
-    copy = folder / path.relative_to(path.parents[3])
+def change(path, folder, *mutations, number=0):
+    """Write a changed copy of a log, of another number, into a folder of the same names."""
+    lines = chain(*mutations)(path.read_text().splitlines())
+    copy = (folder / path.relative_to(path.parents[3])).with_name(f"result_{number}.txt")
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text("\n".join(lines) + "\n")
     return copy
@@ -102,10 +100,7 @@ def write_runs(path, root, golden, *, repeats_a_seed=False, epoch_factor=1.0):
         sooner = edit_all(
             "eval_accuracy", lambda r: {"epoch_num": round(r["metadata"]["epoch_num"] * epoch_factor)}
         )
-        copy = change(path, root, seed, sooner)
-        copy.rename(copy.with_name(f"new_{number}.txt"))
-    for number, copy in enumerate(sorted((root / "results").rglob("new_*.txt"))):
-        copy.rename(copy.with_name(f"result_{number}.txt"))
+        change(path, root, seed, sooner, number=number)
     description = golden.description() | {"division": "closed", "system_name": name}
     (root / "systems").mkdir()
     (root / "systems" / f"{name}.json").write_text(json.dumps(description))
