@@ -238,12 +238,6 @@ def test_of_several_baselines_the_one_beside_a_set_counts(golden):
     assert speedups([apart, twice, other]) == {}
 
 
-def test_a_set_that_missed_its_target_has_no_score_and_exits_1(golden, tmp_path):
-    golden.write(tmp_path, [aborted(golden.log()), golden.log(index=1)])
-    done = ttt("score", tmp_path)
-    assert done.returncode == 1 and "no score" in done.stdout
-
-
 def test_a_broken_reported_file_is_named(tmp_path):
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "reported.yaml").write_text("benchmark: resnet\nsets: [{}]\n")

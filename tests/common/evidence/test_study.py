@@ -51,12 +51,6 @@ def test_study_folders_are_passed_over_unless_a_path_lies_inside(golden, logs, t
     assert load([results])[0].lead.is_study is False
 
 
-def test_a_run_past_its_target_outside_a_study_is_an_error(golden, logs, tmp_path):
-    golden.write(tmp_path / "results", logs)
-    (entry,) = audit_paths([tmp_path / "results"])
-    assert {finding.rule for finding in entry.findings} == {"T216"}
-
-
 def test_cells_of_a_study_may_agree_to_the_bit(golden, logs, tmp_path):
     other = [[line.replace("-optimized", "-again") for line in lines] for lines in logs]
     later = [retime(lines, lambda ms: ms + 30 * 86_400_000) for lines in other]

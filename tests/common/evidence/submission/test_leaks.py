@@ -116,10 +116,6 @@ def sealed():
     return seal_folder(ROOT / "results/reference-2cpu-mini-optimized/resnet")
 
 
-def test_nothing_is_found_in_a_seal_and_its_list(sealed):
-    assert all(not kinds("\n".join(sealed[name])) for name in (SEAL, RUNS))
-
-
 def test_a_hit_shows_no_more_than_the_first_letters():
     text = invent("# one\n# note: NGC_API|_KEY=nv|api-{b60}")
     hits = {hit.kind: hit for hit in leaks(text, is_log=True)}
