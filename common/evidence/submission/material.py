@@ -41,14 +41,23 @@ TEMPLATES = Path(__file__).parents[1] / "templates/package"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One run set in a package. `folder` is the benchmark's folder in the code."""
+    """One run set in a package."""
 
     run_set: RunSet
-    system: str
-    benchmark: str
-    folder: str
-    configuration: str
     implementation: str
+
+    @property
+    def system(self) -> str:
+        return self.run_set.lead.folders[0]
+
+    @property
+    def benchmark(self) -> str:
+        return self.run_set.lead.benchmark
+
+    @property
+    def folder(self) -> str:
+        """The benchmark's folder in the code."""
+        return self.run_set.lead.header("benchmark")
 
     @cached_property
     def scored(self) -> Score:
@@ -90,10 +99,11 @@ class Entry:
 
         At size mini it states the precision, which another machine might choose otherwise.
         """
-        command = ["ttt", "run", self.folder, self.configuration, "--size", self.size, "--runs", "official"]
+        command = ["ttt", "run", self.folder, self.run_set.lead.configuration, "--size", self.size]
         keys = ("precision", "evaluation_precision") if self.run_set.is_proxy else ()
         stated = [f"{key}={self.settings[key]}" for key in keys if key in self.settings]
-        return command + [part for change in (*self.changes, *stated) for part in ("--set", change)]
+        changes = [part for change in (*self.changes, *stated) for part in ("--set", change)]
+        return [*command, "--runs", "official", *changes]
 
     @property
     def changes(self) -> list[str]:

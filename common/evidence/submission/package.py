@@ -5,7 +5,6 @@ a copy. Nothing depends on the clock, the machine or the order of the paths: equ
 """
 
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import UNCOUNTED, label
 from common.evidence.records import printable
 from common.evidence.rules.systems import read_description
-from common.evidence.sealed.chain import is_chained
+from common.evidence.sealed.chain import digest, is_chained
 from common.evidence.sealed.runs import read_sealing
 from common.evidence.sealed.seal import SEAL
 from common.evidence.submission import official
@@ -80,7 +79,7 @@ class Package:
     def listing(self) -> list[tuple[str, int, str]]:
         """Path, bytes and SHA-256 of every file, sorted."""
         return [
-            (f"{self.folder}/{path}", len(item.content), hashlib.sha256(item.content).hexdigest())
+            (f"{self.folder}/{path}", len(item.content), digest(item.content))
             for path, item in sorted(self.items.items())
         ]
 
@@ -97,7 +96,7 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
         findings += shape_findings(run_set) or stated_findings(run_set)
         package.findings += findings
         if not findings:
-            entries.append(entry_of(run_set, request))
+            entries.append(Entry(run_set=run_set, implementation=request.implementation))
     package.findings += map(str, _errors(audit_sets(run_sets)))
     for entry in entries:
         compare_submitters(package, entry, request)
@@ -119,18 +118,6 @@ def assemble(run_sets: Sequence[RunSet], request: Request) -> Package:
 
 def _errors(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity == "error"]
-
-
-def entry_of(run_set: RunSet, request: Request) -> Entry:
-    lead = run_set.lead
-    return Entry(
-        run_set=run_set,
-        system=lead.folders[0],
-        benchmark=lead.benchmark,
-        folder=lead.header("benchmark"),
-        configuration=lead.configuration,
-        implementation=request.implementation,
-    )
 
 
 # One run set.

@@ -56,8 +56,7 @@ def prepare(golden, root, *benchmarks, **kwargs):
 
 def entry_of(log):
     """Return the entry of a set of one log, whose place in a package does not matter."""
-    unused = dict.fromkeys(("system", "benchmark", "folder", "configuration", "implementation"), "")
-    return Entry(run_set=RunSet(folder="", logs=(log,)), **unused)
+    return Entry(run_set=RunSet(folder="", logs=(log,)), implementation="")
 
 
 def names(folder):
