@@ -8,7 +8,7 @@ from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.rule import Found, Mutation, chain, delay_run, edit, remove, rule, scale
+from common.evidence.rules.rule import Found, chain, delay_run, edit, remove, rule, scale, state
 
 HEAD = "house: the log states what ran"
 CLOCKS = "house: monotonic clock"
@@ -30,12 +30,6 @@ STATED = {  # record: the key of the configuration in the head of the log
     "train_samples": "data.num_train_samples",
     "eval_samples": "data.num_evaluation_samples",
 }
-
-
-def state(**settings: object) -> Mutation:
-    """Let the head of a log state a configuration."""
-    head = ["# --- configuration", *(f"#   {key}: {value}" for key, value in settings.items()), "# ---"]
-    return lambda lines: [*head, *lines]
 
 
 def stated_settings(log: Log) -> dict[str, Any]:

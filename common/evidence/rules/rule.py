@@ -112,6 +112,12 @@ def scale(key: str, factor: float, at: int = 0) -> Mutation:
 miss_target = edit("eval_accuracy", at=-1, value=0.7, correct=35000)  # of resnet
 
 
+def state(**settings: object) -> Mutation:
+    """Let the head of a log state a configuration."""
+    head = ["# --- configuration", *(f"#   {key}: {value}" for key, value in settings.items()), "# ---"]
+    return lambda lines: [*head, *lines]
+
+
 def shift_record(key: str, ms: int) -> Mutation:
     return replace_record(key, lambda line: [rewrite(line, time_ms=time_of(line) + ms)])
 

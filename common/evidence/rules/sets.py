@@ -26,6 +26,7 @@ from common.evidence.rules.rule import (
     retime,
     rule,
     scale,
+    state,
     time_of,
 )
 
@@ -58,8 +59,7 @@ def overlap_runs(logs: list[Lines]) -> list[Lines]:
 
 def change_budget(logs: list[Lines]) -> list[Lines]:
     """Let every log state a configuration, and the last one another budget."""
-    heads = [["# --- configuration", "#   benchmark: x", f"#   budget: {log is logs[-1]}"] for log in logs]
-    return [[*head, "# ---", *log] for head, log in zip(heads, logs, strict=True)]
+    return [state(benchmark="x", budget=log is logs[-1])(log) for log in logs]
 
 
 # Run sets.
