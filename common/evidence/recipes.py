@@ -29,7 +29,7 @@ MISSING = object()
 
 
 class Difference(NamedTuple):
-    """The first key in which two recipes differ, with both values as text."""
+    """A key in which two recipes differ, with both values as text."""
 
     key: str
     before: str
@@ -110,11 +110,6 @@ def software(versions: str, code: str, commit: str) -> Recipe:
     packages = (package.partition(" ") for package in versions.split(", ") if " " in package)
     recipe: Recipe = {f"version {name}": version for name, _, version in packages if name not in NO_EFFECT}
     return recipe | {"code": code, "commit": commit}
-
-
-def first_difference(before: Recipe, after: Recipe) -> Difference | None:
-    """Return the first key in which two recipes differ; None where they are one."""
-    return next(all_differences(before, after), None)
 
 
 def all_differences(before: Recipe, after: Recipe) -> Iterator[Difference]:

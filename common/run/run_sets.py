@@ -13,7 +13,7 @@ from common import repository
 from common.arguments import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
-from common.evidence.recipes import first_difference
+from common.evidence.recipes import all_differences
 from common.files import explain_os_error, locked, make_folder
 from common.machine.preflight import preflight
 from common.run import launch
@@ -132,7 +132,7 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     there, what = recipe_of_result(log, config), ""
     if "benchmark" not in there:
         what = "states no configuration" if log.first("run_start") else ""  # a run that never started
-    elif difference := first_difference(there, of_values(config) | {"ranks": run_set.world_size}):
+    elif difference := next(all_differences(there, of_values(config) | {"ranks": run_set.world_size}), None):
         what = f"{difference.key} is {difference.before} there, {difference.after} now"
     if what:
         hint = "--continue adds runs of the same configuration only"
