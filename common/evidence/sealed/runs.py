@@ -81,12 +81,10 @@ class Sealing:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The runs in the order of their starts."""
         return tuple(pair_runs(self.sealed)) if self.sealed else ()
 
     @cached_property
     def decided(self) -> tuple[Decided, ...]:
-        """The seeds that the seal, the public value and extensions decided, in this order."""
         return tuple(list_decided(self.sealed)) if self.sealed else ()
 
     @property
@@ -100,7 +98,6 @@ class Sealing:
         return [log for log in self.run_set.logs if self.lay_there(log)]
 
     def lay_there(self, log: Log) -> bool:
-        """True if a log lay in the folder before it was sealed."""
         return (
             self.seal is not None and result_name(log.path) in self.seal.unsealed and self.run_of(log) is None
         )
@@ -111,7 +108,6 @@ class Sealing:
 
     @property
     def num_not_started(self) -> int:
-        """The runs that were decided and not started."""
         decided = {seed for one in self.decided for seed in one.seeds}
         return len(decided - {run.started.seed for run in self.runs if not run.started.resumed})
 
@@ -152,15 +148,12 @@ class Sealing:
         parts = ["sealed, seeds of a public value" if self.seal.beacon else "sealed"]
         if self.extensions:
             times = f" {len(self.extensions)} times, first" if len(self.extensions) > 1 else ""
-            parts.append(f"extended{times} after {count(self.extensions[0].num_known, 'run')}")
+            num_known = self.extensions[0].num_known
+            parts.append(f"extended{times} after {num_known} run{'s' * (num_known != 1)}")
         parts += [f"{len(self.unsealed)} not sealed"] * bool(self.unsealed)
         parts += [f"{len(self.unended)} never ended"] * bool(self.unended)
         parts += [f"{self.num_not_started} not started"] * bool(self.num_not_started)
         return ", ".join(parts)
-
-
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def read_sealing(run_set: RunSet) -> Sealing:
