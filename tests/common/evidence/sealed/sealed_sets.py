@@ -1,8 +1,8 @@
 """Sealed sets made of logs: a seal, the list of the runs and chained logs, as `ttt run` writes them."""
 
 import json
+import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 
 from common.evidence.log import parse_log
 from common.evidence.recipes import configuration_of
@@ -10,6 +10,7 @@ from common.evidence.records import TOKEN
 from common.evidence.rules.rule import edit, record_of, retime, time_of
 from common.evidence.rules.sealed_files import bytes_of, extend, seal_again
 from common.evidence.sealed.seal import RUNS, SEAL, Ended, Seal, Started
+from common.repository import ROOT
 
 NO_HASH = "0" * 64
 
@@ -56,10 +57,13 @@ def seal_logs(logs):
     return seal_again({SEAL: [seal.model_dump_json()], RUNS: lines, **logs})
 
 
-def seal_folder(folder):
-    """Return the files of a sealed set of the results in a folder."""
-    paths = sorted(Path(folder).glob("result_*.txt"))
-    return seal_logs({path.name: path.read_text().splitlines() for path in paths})
+def seal_committed(root, system, seal=seal_logs):
+    """Write a committed set of resnet below a folder as if it had been sealed, and its description."""
+    (root / "systems").mkdir()
+    shutil.copy(ROOT / f"systems/{system}.json", root / "systems")
+    paths = sorted((ROOT / f"results/{system}/resnet").glob("result_*.txt"))
+    files = seal({path.name: path.read_text().splitlines() for path in paths})
+    return write_files(files, root / "results" / system / "resnet")
 
 
 def kill(lines):

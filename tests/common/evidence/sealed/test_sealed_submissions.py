@@ -1,7 +1,5 @@
 """MLCommons' checkers ignore the chain and the files of a seal; a package keeps both."""
 
-import shutil
-
 import pytest
 
 from common.evidence.log import RunSet, load, read_log
@@ -13,19 +11,16 @@ from common.evidence.submission import official
 from common.repository import ROOT
 from common.study.replay import replay
 from tests.command import ttt_here
-from tests.common.evidence.sealed.sealed_sets import bytes_of, numbered, seal_logs, with_killed, write_files
+from tests.common.evidence.sealed.sealed_sets import (
+    bytes_of,
+    numbered,
+    seal_committed,
+    seal_logs,
+    with_killed,
+)
 from tests.common.evidence.submission.packages import package, refused
 
 CLOSED, OPEN = "rehearsal-2cpu-mini-closed", "reference-2cpu-mini-optimized"
-
-
-def seal_committed(root, system, seal=seal_logs):
-    """Write a committed set of resnet below a folder as if it had been sealed, and its description."""
-    (root / "systems").mkdir(parents=True)
-    shutil.copy(ROOT / f"systems/{system}.json", root / "systems")
-    paths = sorted((ROOT / f"results/{system}/resnet").glob("result_*.txt"))
-    files = seal({path.name: path.read_text().splitlines() for path in paths})
-    return write_files(files, root / "results" / system / "resnet")
 
 
 def judge_log(folder, benchmark, system, lines):

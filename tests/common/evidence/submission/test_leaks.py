@@ -4,7 +4,6 @@ import base64
 import json
 import random
 import re
-import shutil
 import string
 import time
 from pathlib import Path
@@ -12,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from common.evidence.rules.sealed_files import edit_line, edit_list, edit_seal
 from common.evidence.sealed.anchors import Anchor
-from common.evidence.sealed.seal import RUNS, SEAL
+from common.evidence.sealed.seal import SEAL
 from common.evidence.submission.leaks import (
     ALSO_IN_LOGS,
     ESCAPE,
@@ -25,7 +25,7 @@ from common.evidence.submission.leaks import (
     leaks,
 )
 from common.repository import ELSEWHERE, ROOT
-from tests.common.evidence.sealed.sealed_sets import seal_again, seal_folder, write_files
+from tests.common.evidence.sealed.sealed_sets import seal_committed, seal_logs
 from tests.common.evidence.submission.packages import package, refused
 
 PATTERNS = [
@@ -111,11 +111,6 @@ def test_authority_and_reply_of_a_time_stamp_are_left_alone_and_its_failure_is_s
     assert kinds(failed.model_dump_json(exclude_defaults=True)) == {"host name"}
 
 
-@pytest.fixture
-def sealed():
-    return seal_folder(ROOT / "results/reference-2cpu-mini-optimized/resnet")
-
-
 def test_a_hit_shows_no_more_than_the_first_letters():
     text = invent("# one\n# note: NGC_API|_KEY=nv|api-{b60}")
     hits = {hit.kind: hit for hit in leaks(text, is_log=True)}
@@ -146,17 +141,16 @@ def test_a_line_too_long_to_be_searched_is_refused():
     assert kinds("x" * (MAX_LENGTH + 1)) == {"line too long to be searched"}
 
 
-def test_a_seal_its_list_and_its_time_stamps_are_refused_by_file_and_line(sealed, tmp_path, monkeypatch):
-    seal = json.loads(sealed[SEAL][0]) | {"machine": {"host": "dgx017"}}
-    started, ended, *others = sealed[RUNS]
-    ended = json.dumps(json.loads(ended) | {"reason": "no space in /projects/acme"})
-    files = seal_again(sealed | {SEAL: [json.dumps(seal)], RUNS: [started, ended, *others]})
+def name_machines(logs):
+    """Seal logs on a machine that the seal, the list and a failed time stamp name."""
+    sealed = edit_list(edit_line(1, reason="no space in /projects/acme"))(seal_logs(logs))
+    files = edit_seal(lambda seal: {"machine": {"host": "dgx017"}})(sealed)
     failed = Anchor(of=SEAL, line=0, sha256="0" * 64, failure="no route to tsa01.corp")
-    files["anchors.jsonl"] = [failed.model_dump_json(exclude_defaults=True)]
-    system = "reference-2cpu-mini-optimized"
-    folder = write_files(files, tmp_path / "results" / system / "resnet")
-    (tmp_path / "systems").mkdir()
-    shutil.copy(ROOT / f"systems/{system}.json", tmp_path / "systems")
+    return files | {"anchors.jsonl": [failed.model_dump_json(exclude_defaults=True)]}
+
+
+def test_a_seal_its_list_and_its_time_stamps_are_refused_by_file_and_line(tmp_path, monkeypatch):
+    folder = seal_committed(tmp_path, "reference-2cpu-mini-optimized", name_machines)
     monkeypatch.chdir(tmp_path)
     done = package(folder, "--rehearsal", "--list")
     for line in ("runset.json:1: host name", "runs.jsonl:2: absolute path", "anchors.jsonl:1: host name"):
