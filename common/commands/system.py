@@ -26,9 +26,9 @@ from pathlib import Path
 
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.audit import summary
 from common.evidence.records import printable
 from common.evidence.submission import official
-from common.evidence.submission.verdict import summary
 from common.evidence.system import (
     FIELDS,
     file_problems,

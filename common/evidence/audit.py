@@ -1,7 +1,7 @@
-"""Run the rules over logs, run sets and pairs of sets, and order their findings."""
+"""Run the rules over logs, run sets and pairs of sets; their findings, and verdicts of official checkers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from common.evidence.log import Log, RunSet, read_all, read_brief, read_log
@@ -14,7 +14,6 @@ from common.evidence.rules.sets import is_of_study
 from common.evidence.rules.systems import describe_set
 from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
-from common.evidence.submission.verdict import Verdict, summary
 
 MAX_FOUND = 10  # findings of one rule in one log
 
@@ -33,6 +32,32 @@ class Finding:
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}" if self.line else self.path
         return f"{place}: {self.rule} {self.severity} {self.message} ({self.section})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer of an official checker. verdict: SUCCESS, FAILED, crashed, or not run."""
+
+    path: str
+    ruleset: str
+    verdict: str
+    detail: str = ""
+    checker: str = "compliance"  # or system description, package, seeds, repository
+    is_applied: bool = True  # False: it refuses nothing
+    why: str = ""  # it is not applied
+
+    @property
+    def refuses(self) -> bool:
+        return self.is_applied and self.verdict != "SUCCESS"
+
+    def __str__(self) -> str:
+        text = f"{self.path}: official {self.checker} checker {self.ruleset}: {self.verdict}"
+        text += f": {self.detail}" if self.detail else ""
+        return text + (f"; does not count: {self.why}" if self.why else "")
+
+    def excused(self, why: str) -> "Verdict":
+        """Return the verdict as one that refuses nothing."""
+        return replace(self, is_applied=False, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +105,19 @@ class Audited:
             "findings": [asdict(finding) for finding in self.findings],
             "official": [asdict(verdict) for verdict in self.verdicts],
         }
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """Return e.g. `compliance 2.1.0: 5 of 5 SUCCESS, package 2.1.0: SUCCESS`."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.checker, verdict.ruleset), []).append(verdict.verdict)
+    parts = []
+    for (checker, ruleset), words in groups.items():
+        is_one = len(words) == 1 or set(words) == {"not run"}
+        text = words[0] if is_one else f"{words.count('SUCCESS')} of {len(words)} SUCCESS"
+        parts.append(f"{checker} {ruleset}: {text}")
+    return ", ".join(parts) or "not run"
 
 
 def audit_paths(

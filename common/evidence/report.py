@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from common.evidence.audit import Audited, by_rule
+from common.evidence.audit import Audited, by_rule, summary
 from common.evidence.compare.claims import judge
 from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
@@ -24,7 +24,6 @@ from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import printable
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, baseline_of, notes, score, speedups
-from common.evidence.submission.verdict import summary
 from common.evidence.text import between, duration, number, score_cells
 from common.files import existing_folder, explain_os_error
 

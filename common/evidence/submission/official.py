@@ -19,13 +19,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from common.evidence.audit import Audited
+from common.evidence.audit import Audited, Verdict
 from common.evidence.compare.rcp import committed_points, is_committed
 from common.evidence.log import NUM_RUNS, Log, RunSet, load
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
 from common.evidence.rules.rounds import ROUNDS, last_round
-from common.evidence.submission.verdict import Verdict
 from common.evidence.system import CHOICES, STATUS
 
 PUBLISHED = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs

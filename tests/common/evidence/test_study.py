@@ -3,14 +3,13 @@
 import pytest
 
 from common.errors import UserError
-from common.evidence.audit import audit_paths
+from common.evidence.audit import audit_paths, summary
 from common.evidence.log import load
 from common.evidence.paths import find_others, find_sets
 from common.evidence.rules.rule import add, chain, edit, edit_all, retime
 from common.evidence.score import score
 from common.evidence.submission.official import judge
 from common.evidence.submission.package import stated_findings
-from common.evidence.submission.verdict import summary
 
 STUDIED = chain(
     edit("quality_target", value=0.8),  # passed on the way, and missed at the end

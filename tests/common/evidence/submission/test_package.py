@@ -11,9 +11,9 @@ import sys
 import tarfile
 import tomllib
 
+from common.evidence.audit import Verdict
 from common.evidence.log import parse_log
 from common.evidence.submission import official
-from common.evidence.submission.verdict import Verdict
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
 from tests.command import ttt_here as ttt
