@@ -209,11 +209,6 @@ def test_what_a_rule_reads_cannot_be_left_out_of_an_own_log(golden, mutation):
     assert log.is_ours and "K124" in errors(audit_log(log))
 
 
-def test_a_run_with_a_reason_has_no_monotonic_clock(golden):
-    (log,) = run_set([chain(miss_target, interrupted)(golden.log())]).logs
-    assert errors(audit_log(log)) == set()
-
-
 def shorten_evaluations(lines):
     return next(about for about in RULES if about.id == "T219").breaks(lines)
 
