@@ -111,6 +111,12 @@ def good_set(benchmark="resnet", num_logs=None, **kwargs):
     return [good_log(benchmark, index=index, **kwargs) for index in range(num_logs)]
 
 
+def of_another_suite(logs):
+    """Return logs without the lines that only this suite writes."""
+    ours = ("configuration_name", "benchmark_size", "quality_target", "# configuration: ")
+    return [[line for line in lines if not any(text in line for text in ours)] for lines in logs]
+
+
 def write_set(root, logs):
     """Write logs to root/<system>/<benchmark>/result_N.txt, named by the first; return the folder."""
     names = [json.loads(line[9:])["value"] for line in logs[0] if '"key": "submission_' in line]

@@ -24,6 +24,7 @@ from common.evidence.rules.rule import (
 )
 from common.evidence.rules.systems import Described
 from tests.common.evidence.anchored import stamped
+from tests.common.evidence.conftest import of_another_suite
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 
 
@@ -153,13 +154,6 @@ HONEST = {  # published logs are like these
     "an eighth of the set evaluated": edit("eval_samples", value=6400),
     "an epoch rounded up": edit("train_samples", value=1281168),
 }
-
-
-def of_another_suite(logs):
-    """Return logs without the records that only this suite writes."""
-    keys = [f'"key": "{key}"' for key in ("configuration_name", "benchmark_size", "quality_target")]
-    ours = [*keys, "# configuration: "]
-    return [[line for line in lines if not any(text in line for text in ours)] for lines in logs]
 
 
 def errors(findings):

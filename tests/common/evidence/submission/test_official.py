@@ -8,8 +8,8 @@ import pytest
 from common.evidence.log import RunSet, read_log
 from common.evidence.rules.rule import chain, edit, miss_target, remove, replace_record, retime, rewrite
 from common.evidence.submission import official
+from tests.common.evidence.conftest import of_another_suite
 
-OURS = ("configuration_name", "benchmark_size", "quality_target")
 LAMB = [f"opt_lamb_{name}" for name in ("epsilon", "beta_1", "beta_2", "weight_decay_rate")]
 LAMB += ["opt_learning_rate_training_steps", "opt_learning_rate_warmup_steps", "num_warmup_steps"]
 LAMB += ["start_warmup_step"]
@@ -17,9 +17,8 @@ LAMB += ["start_warmup_step"]
 
 def submitted(golden, tmp_path, *mutations, benchmark="resnet"):
     """Return a set of one log as another suite would write it, changed."""
-    log = [line for line in golden.log(benchmark) if not line.startswith("# configuration: ")]
-    lines = chain(*(remove(key) for key in OURS), *mutations)(log)
-    folder = golden.write(tmp_path / "results", [lines])
+    logs = of_another_suite([chain(*mutations)(golden.log(benchmark))])
+    folder = golden.write(tmp_path / "results", logs)
     return RunSet(folder="here", logs=(read_log(folder / "result_0.txt"),))
 
 
