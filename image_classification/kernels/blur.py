@@ -1,8 +1,13 @@
-"""The blur [1, 2, 1] x [1, 2, 1] / 16 of channels-last images, forward and backward, as one pass over memory.
+"""The blur [1, 2, 1] x [1, 2, 1] / 16 of channels-last images, and that of a max-pool, forward and backward.
 
-A depthwise convolution does the same; cuDNN has slow kernels for it in 16 bits and this layout. Here every
-output reads its nine neighbours, whose rows lie in the caches: images are read once from memory and written
-once. The backward pass is the same blur; with stride 2 each input reads the outputs that it went into.
+A depthwise convolution does the same as the blur; cuDNN has slow kernels for it in 16 bits and this layout.
+Here every output reads its nine neighbours, whose rows lie in the caches: images are read once from memory
+and written once. The backward pass is the same blur; with stride 2 each input reads the outputs that it went
+into.
+
+In kernels of their own a max-pool over 3x3 windows writes a maximum and an index for every pixel, and the
+blur reads them. Here every output takes its nine maxima from 25 pixels. The backward pass finds the maxima
+again, in the images: no index is kept.
 """
 
 import os
@@ -12,10 +17,12 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a constant where torch.compile traces
+MAX_BLUR_STRIDE = 2  # of the blur after a max-pool
 
 
-def output_length(length: int, stride: int) -> int:
-    return (length - 1) // stride + 1
+def allocate(images: Tensor, height: int, width: int) -> Tensor:
+    shape = (*images.shape[:2], height, width)
+    return torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("ttt::blur", mutates_args=())
@@ -27,8 +34,7 @@ def blur(images: Tensor, stride: int) -> Tensor:
     from image_classification.kernels.blur_triton import blur_triton
 
     images = images.contiguous(memory_format=torch.channels_last)
-    height, width = (output_length(length, stride) for length in images.shape[2:])
-    return blur_triton(images, height, width, stride=stride, is_backward=False)
+    return blur_triton(images, allocate_blurred(images, stride), stride=stride, is_backward=False)
 
 
 @torch.library.custom_op("ttt::blur_backward", mutates_args=())
@@ -37,30 +43,70 @@ def blur_backward(gradient: Tensor, height: int, width: int, stride: int) -> Ten
     from image_classification.kernels.blur_triton import blur_triton
 
     gradient = gradient.contiguous(memory_format=torch.channels_last)
-    return blur_triton(gradient, height, width, stride=stride, is_backward=True)
+    return blur_triton(gradient, allocate(gradient, height, width), stride=stride, is_backward=True)
 
 
 @blur.register_fake
 def allocate_blurred(images: Tensor, stride: int) -> Tensor:
-    return allocate(images, *(output_length(length, stride) for length in images.shape[2:]))
+    return allocate(images, *((length - 1) // stride + 1 for length in images.shape[2:]))
 
 
 @blur_backward.register_fake
-def allocate_gradient(gradient: Tensor, height: int, width: int, stride: int) -> Tensor:
+def allocate_blur_gradient(gradient: Tensor, height: int, width: int, stride: int) -> Tensor:
     return allocate(gradient, height, width)
-
-
-def allocate(images: Tensor, height: int, width: int) -> Tensor:
-    shape = (*images.shape[:2], height, width)
-    return torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
 
 
 def keep_shape(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     ctx.size, ctx.stride = inputs[0].shape[2:], inputs[1]
 
 
-def differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+def differentiate_blur(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return blur_backward(gradient, *ctx.size, ctx.stride), None
 
 
-blur.register_autograd(differentiate, setup_context=keep_shape)
+blur.register_autograd(differentiate_blur, setup_context=keep_shape)
+
+
+@torch.library.custom_op("ttt::max_blur", mutates_args=())
+def max_blur(images: Tensor) -> Tensor:
+    """Return the maxima of 3x3 windows of images, blurred with zero padding 1 and stride 2, channels last.
+
+    Images are (batch, channels, height, width); every pixel is the centre of a window. Height and width
+    become ceil(length / 2). On a GPU, or with TRITON_INTERPRET=1.
+    """
+    from image_classification.kernels.blur_triton import max_blur_triton
+
+    images = images.contiguous(memory_format=torch.channels_last)
+    return max_blur_triton(images, allocate_max_blurred(images))
+
+
+@torch.library.custom_op("ttt::max_blur_backward", mutates_args=())
+def max_blur_backward(images: Tensor, gradient: Tensor) -> Tensor:
+    """Take the gradient of the blurred maxima back to the images; of equal pixels, the first has it."""
+    from image_classification.kernels.blur_triton import max_blur_backward_triton
+
+    images = images.contiguous(memory_format=torch.channels_last)
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    return max_blur_backward_triton(images, gradient, allocate_max_blur_gradient(images, gradient))
+
+
+@max_blur.register_fake
+def allocate_max_blurred(images: Tensor) -> Tensor:
+    return allocate_blurred(images, MAX_BLUR_STRIDE)
+
+
+@max_blur_backward.register_fake
+def allocate_max_blur_gradient(images: Tensor, gradient: Tensor) -> Tensor:
+    return allocate(images, *images.shape[2:])
+
+
+def keep_images(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def differentiate_max_blur(ctx: Any, gradient: Tensor) -> Tensor:
+    result: Tensor = max_blur_backward(*ctx.saved_tensors, gradient)
+    return result
+
+
+max_blur.register_autograd(differentiate_max_blur, setup_context=keep_images)

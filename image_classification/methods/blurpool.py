@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from common.config.schema import Strict
 from common.training.method import Method, replace_layers
-from image_classification.kernels.blur import INTERPRETED  # and torch.ops.ttt.blur
-from image_classification.kernels.max_blur import STRIDE  # and torch.ops.ttt.max_blur
+from image_classification.kernels.blur import INTERPRETED, MAX_BLUR_STRIDE  # and torch.ops.ttt
 
 BLURRED = "has_its_blur"  # attribute of a convolution that was replaced
 
@@ -96,7 +95,7 @@ class MaxBlur(nn.Sequential):
     """A max-pool of stride 1, then the blur of stride 2; fused, a GPU has one kernel for windows of 3x3."""
 
     def __init__(self, dense: nn.MaxPool2d, *, is_fused: bool = True) -> None:
-        super().__init__(dense, Blur(stride=STRIDE))
+        super().__init__(dense, Blur(stride=MAX_BLUR_STRIDE))
         sizes = dense.kernel_size, dense.padding, dense.dilation
         pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
         self.is_fused = is_fused and pairs == [(3, 3), (1, 1), (1, 1)] and not dense.ceil_mode

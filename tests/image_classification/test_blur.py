@@ -35,7 +35,6 @@ def test_the_kernel_and_its_gradient_are_those_of_the_convolution():
 
 MAX_BLUR_AGAINST_ITS_PARTS = """
 import itertools
-import sys
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -65,10 +64,10 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
 
 images = torch.randn(2, 8, 7, 9, requires_grad=True)
 expected, reduced = reduce_in_parts(images), model(images)
+assert "max_blur" in reduced.grad_fn.name()
 upstream = torch.randn_like(expected)
 gradients = [torch.autograd.grad(one, images, upstream)[0] for one in (reduced, expected)]
 torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
-assert "image_classification.kernels.max_blur_triton" in sys.modules
 
 with torch.no_grad():
     images[0, 0, 3, 3], images[0, 1, 6, 8] = float("nan"), float("inf")
