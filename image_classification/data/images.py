@@ -1,18 +1,20 @@
-"""The images of a data set, in shards or in one folder per class, and their decoding."""
+"""The images of a data set, in shards or in one folder per class, those of a source, and their decoding."""
 
 import hashlib
 import io
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from common.data import manifest
 from common.errors import UserError
+from common.files import explain_os_error
 from image_classification.data.shards import Shards, index_path
 
 PARTS = ("train", "validation")
+QUALITY = 92  # of JPEG, where an image is encoded again
 
 
 class Images(Protocol):
@@ -100,10 +102,52 @@ def decode(images: Images, sample: int) -> Image.Image:
 
 
 def decode_bytes(content: bytes, *, where: str) -> Image.Image:
-    """Return an encoded image as RGB. Raises UserError with `where` when it cannot be decoded to its end."""
+    """Decode an image as RGB. Raises UserError with `where` when it cannot be decoded to its end."""
     try:
         with Image.open(io.BytesIO(content)) as image:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else error
         raise UserError(f"cannot be decoded ({reason})", where=where) from error
+
+
+class Record(NamedTuple):
+    """An encoded image in a source: `num_bytes` from `offset` of the file at `path`."""
+
+    synset: str
+    name: str
+    path: str
+    offset: int  # 0: the file is the image; a tar begins with a header
+    num_bytes: int
+    modified_ns: int  # time of the last change of the file
+
+    @property
+    def where(self) -> str:
+        """Return what names the image in an error."""
+        return f"{self.path} {self.synset}/{self.name}" if self.offset else self.path
+
+
+def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, int, int]:
+    """Return the bytes of an image, its height and width; it was decoded to its end.
+
+    Where its shorter side has more than `encoded_px` pixels, it is shrunk to that and encoded again.
+
+    Raises UserError that names the image when it cannot be read or decoded.
+    """
+    with explain_os_error("cannot be read", record.where), open(record.path, "rb", buffering=0) as file:
+        file.seek(record.offset)
+        content = file.read(record.num_bytes)
+    if len(content) != record.num_bytes:
+        raise UserError(f"{len(content)} bytes, expected {record.num_bytes}", where=record.where)
+    image = decode_bytes(content, where=record.where)
+    if encoded_px and min(image.size) > encoded_px:
+        image, content = encode_again(image, encoded_px)
+    return content, image.height, image.width
+
+
+def encode_again(image: Image.Image, shorter_px: int) -> tuple[Image.Image, bytes]:
+    """Shrink an image until its shorter side has so many pixels, and encode it; colours keep their detail."""
+    width, height = (round(side * shorter_px / min(image.size)) for side in image.size)
+    smaller, file = image.resize((width, height), Image.Resampling.BICUBIC), io.BytesIO()
+    smaller.save(file, "JPEG", quality=QUALITY, subsampling="4:4:4")
+    return smaller, file.getvalue()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from common.data import tables
 from common.errors import UserError
+from image_classification.data.images import Record
 from image_classification.data.label_files import SYNSET, open_tar
-from image_classification.data.records import Record
 
 IMAGE_SUFFIXES = {"jpg", "jpeg", "png", "webp"}
 CLASS_SUFFIX = "cls"

@@ -19,8 +19,7 @@ import numpy as np
 from common.data import hub, preparation, shards
 from common.errors import UserError
 from image_classification.data.ahead import begin_ahead
-from image_classification.data.images import PARTS
-from image_classification.data.records import Record, read_image
+from image_classification.data.images import PARTS, Record, read_image
 from image_classification.data.shards import EncodedImage, split_by_bytes, write_shard
 from image_classification.data.sources import check_md5, describe_source, list_source
 

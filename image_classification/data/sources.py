@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from common.data import hub, preparation, tables
 from common.errors import UserError
-from image_classification.data.images import PARTS
+from image_classification.data.images import PARTS, Record
 from image_classification.data.label_files import open_tar, read_classes, validation_synsets
 from image_classification.data.numbered import (
     Numbered,
@@ -30,7 +30,6 @@ from image_classification.data.numbered import (
     webdataset_images,
     with_synsets,
 )
-from image_classification.data.records import Record
 
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
 OFFICIAL_NAME = "ILSVRC2012_img_"  # begins the names of ImageNet's tars, also of those that nobody needs

@@ -18,9 +18,8 @@ from common.training.ranks import RankInfo
 from common.training.registry import build_methods
 from image_classification.benchmark import Benchmark
 from image_classification.data import resident
-from image_classification.data.first_epoch import predict_decoding_s
 from image_classification.model import build_resnet
-from image_classification.probes import Probes
+from image_classification.probes import Probes, predict_decoding_s
 from tests.image_classification.loading import config_of
 
 

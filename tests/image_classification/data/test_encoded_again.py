@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from common.data import manifest
-from image_classification.data.images import decode, open_images
+from image_classification.data.images import Record, decode, open_images, read_image
 from image_classification.data.prepare import prepare
-from image_classification.data.records import Record, read_image
 from tests.image_classification.loading import (
     NUM_IMAGES,
     STEPS_PER_EPOCH,
