@@ -13,11 +13,12 @@ class Storage:
     """Files by path; `requests` has (method, path, Range) of each request that came.
 
     `cuts` are the numbers of bytes after which the next answers with a body end, by path; `codes` the HTTP
-    codes that come instead of the next ones; `sent` what is sent for a file in place of its content.
+    codes that come instead of the next ones; `sent` what is sent for a file in place of its content;
+    `headers` what its answers have besides.
     """
 
     def __init__(self):
-        self.files, self.cuts, self.codes, self.sent = {}, {}, {}, {}
+        self.files, self.cuts, self.codes, self.sent, self.headers = {}, {}, {}, {}, {}
         self.requests = []
         self.resumes = True
         self.address = ""
@@ -43,11 +44,10 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b"")
 
     def do_GET(self):
-        path = unquote(self.path)
-        self.answer(self.server.storage.sent.get(path))
+        self.answer(self.server.storage.sent.get(unquote(self.path)))
 
     def answer(self, body):
-        storage, path = self.server.storage, unquote(self.path)
+        storage, path = self.server.storage, unquote(self.path.partition("?")[0])
         of_bytes = self.headers.get("Range")
         storage.requests.append((self.command, path, of_bytes))
         if codes := storage.codes.get(path):
@@ -64,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content) - start))
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        for name, value in storage.headers.get(path, {}).items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
             cuts = storage.cuts.get(path)

@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,14 @@ from common.repository import ROOT
 from tests.command import TTT, one_line, run
 from tests.image_classification.data.test_sources import table_of, write_table, write_tables
 from tests.image_classification.imagenet import settings_of
+from tests.storage import serve
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def served(tmp_path):
-    """Serve a data set as the hub does, with a test split; yields its address and the files it sent."""
+def hub_server(tmp_path):
+    """Serve a data set as the hub does, with a test split."""
     source = tmp_path / "source"
     source.mkdir()
     write_tables(source)
@@ -32,41 +31,16 @@ def served(tmp_path):
     tree = [{"type": "file", "path": name, "size": len(files[name]), "oid": SHA} for name in files]
     api, resolve = "/api/datasets/maker/imagenet", f"/datasets/maker/imagenet/resolve/{SHA}/"
     answers = {
-        f"{api}/revision/main": json.dumps(
-            {"id": "maker/imagenet", "sha": SHA, "siblings": siblings}
-        ).encode(),
-        f"{api}/tree/{SHA}": json.dumps(tree).encode(),
-        **{resolve + name: content for name, content in files.items()},
+        f"{api}/revision/main": {"id": "maker/imagenet", "sha": SHA, "siblings": siblings},
+        f"{api}/tree/{SHA}": tree,
     }
-    asked = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0]
-            asked.append(path)
-            if path not in answers:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answers[path])))
-            self.send_header("ETag", f'"{hashlib.sha256(answers[path]).hexdigest()}"')
-            self.send_header("X-Repo-Commit", SHA)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(answers[path])
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve() as storage:
+        storage.files = {path: json.dumps(answer).encode() for path, answer in answers.items()}
+        for name, content in files.items():
+            storage.files[resolve + name] = content
+            etag = f'"{hashlib.sha256(content).hexdigest()}"'
+            storage.headers[resolve + name] = {"ETag": etag, "X-Repo-Commit": SHA}
+        yield storage
 
 
 def prepare_from_hub(name, directory, **environment):
@@ -78,13 +52,13 @@ def prepare_from_hub(name, directory, **environment):
     return run(*command, env=os.environ | environment)
 
 
-def test_a_data_set_of_the_hub_is_taken_by_its_name(served, tmp_path):
-    endpoint, asked = served
+def test_a_data_set_of_the_hub_is_taken_by_its_name(hub_server, tmp_path):
+    endpoint = hub_server.address
     done = prepare_from_hub("maker/imagenet", tmp_path / "full", HF_ENDPOINT=endpoint)
     assert done.returncode == 0, done.stderr
     origin = {"form": "parquet", "hub": "maker/imagenet", "revision": SHA}
     assert read_manifest(tmp_path / "full", hint="")["source"] == origin
-    sent = [path for path in asked if "/resolve/" in path]
+    sent = [path for _, path, _ in hub_server.requests if "/resolve/" in path]
     assert sent and not any("test-" in path for path in sent)
     done = prepare_from_hub("maker/imagnet", tmp_path / "other", HF_ENDPOINT=endpoint)
     assert "--source maker/imagnet: no such folder, and Hugging Face gives no" in one_line(done)
