@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForPreTraining
 
 from common.errors import UserError
 from language_bert.data.tf_checkpoint import read_converted, read_index, read_tensors
 from language_bert.data.weights import check_shapes, load_weights
 from tests.language_bert.data.tf_files import write_checkpoint
+from tests.language_bert.test_parity import make_model
 
 
 def tf_name(name: str) -> str:
@@ -29,17 +29,7 @@ def tf_name(name: str) -> str:
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return BertForPreTraining(
-        BertConfig(
-            vocab_size=50,
-            hidden_size=8,
-            num_hidden_layers=12,  # layer_1 and layer_11
-            num_attention_heads=2,
-            intermediate_size=12,
-            max_position_embeddings=16,
-        )
-    ).eval()
+    return make_model(True, num_hidden_layers=12).float().eval()  # layer_1 and layer_11
 
 
 def google_tensors(model):
@@ -82,8 +72,8 @@ def test_damage_is_named(tensors, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bert.pooler.dense.weight": None}, "bert.pooler.dense.weight is missing, expected (8, 8)"),
-        ({"cls.predictions.bias": torch.zeros(49)}, "cls.predictions.bias is (49,), expected (50,)"),
+        ({"bert.pooler.dense.weight": None}, "bert.pooler.dense.weight is missing, expected (24, 24)"),
+        ({"cls.predictions.bias": torch.zeros(49)}, "cls.predictions.bias is (49,), expected (61,)"),
         ({"other": torch.zeros(2)}, "other is not of this model"),
         (None, "no starting weights"),
     ],
