@@ -98,9 +98,9 @@ def gradients(model):
     return split_projections({name: gradient for name, gradient in named.items() if gradient is not None})
 
 
-def trained(lengths, next_sentence, methods, *, attention="sdpa", bf16=False, num_steps=1):
+def trained(lengths, next_sentence, methods, *, bf16=False, num_steps=1):
     """Return loss, gradients and parameters after steps of the loop's kind, in float64 unless in bf16."""
-    model, config = make_model(next_sentence, attention), configuration(next_sentence, methods)
+    model, config = make_model(next_sentence), configuration(next_sentence, methods)
     model, batch, loss_of = apply_methods(config, model.float() if bf16 else model, make_batch(lengths))
     optimizer = build_optimizer(model, config.optimizer)
     for _ in range(num_steps):
@@ -123,13 +123,6 @@ plainly_trained = cache(trained)  # what every combination of methods is compare
 def test_loss_every_gradient_and_a_step_equal_hugging_face_in_float64(lengths, next_sentence, methods):
     expected = plainly_trained(lengths, next_sentence, ())
     torch.testing.assert_close(trained(lengths, next_sentence, methods), expected, **EXACT)
-
-
-@WITH_AND_WITHOUT_PAIRS
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_eager_attention_of_hugging_face_is_equalled_too(lengths, next_sentence):
-    expected = trained(lengths, next_sentence, (), attention="eager")
-    torch.testing.assert_close(trained(lengths, next_sentence, METHODS[-2]), expected, **EXACT)
 
 
 def test_the_configuration_eager_has_that_attention():

@@ -11,7 +11,7 @@ from common.training.load import load_config
 from common.training.step import Training
 from language_bert.benchmark import Benchmark
 from language_bert.methods import fp8
-from language_bert.methods.fp8 import DTYPES, GRADIENTS, HISTORY_STEPS, VALUES, Fp8Linear, product, quantize
+from language_bert.methods.fp8 import DTYPES, GRADIENTS, HISTORY_STEPS, VALUES, Fp8Linear, quantize
 from language_bert.probes import Probes, fp8_pair
 from tests.command import run_interpreted
 from tests.common.training import checkpointed
@@ -159,15 +159,6 @@ def test_scales_and_their_history_are_resumed(quick, tmp_path):
     )
     source = tmp_path / "whole/3.safetensors"
     assert checkpointed.are_equal(checkpointed.train(start(tmp_path / "again", source=source)), whole)
-
-
-def test_the_product_is_that_of_its_rounded_factors():
-    torch.manual_seed(0)
-    a, b = torch.randn(32, 48).to(GRADIENTS), torch.randn(64, 48).to(VALUES)
-    factors = a, b.t(), (torch.tensor(3.0), torch.tensor(0.01)), torch.bfloat16
-    for bias in (None, torch.randn(64).bfloat16()):
-        one, other = (multiply(*factors, fast=False, bias=bias) for multiply in (product, multiply_plainly))
-        torch.testing.assert_close(one, other, rtol=0.01, atol=1e-3)
 
 
 @pytest.mark.on_demand
