@@ -112,12 +112,13 @@ def test_a_dry_run_prints_configuration_plan_and_memory_and_runs_nothing(tmp_pat
 
 
 def bench(folder, benchmark, *names):
-    """Return the figures that a short `ttt bench` keeps."""
-    options = ["--size", "mini", "--batch-size", "4", "--seconds", "0.05", "--results", folder]
+    """Return the figures that a short `ttt bench` prints and keeps."""
+    options = ["--size", "mini", "--batch-size", "4", "--seconds", "0.05", "--results", folder, "--json"]
     done = ttt_here("bench", benchmark, *names, *options)
     assert done.returncode == 0, done.stderr
-    path = max(folder.rglob(f"{benchmark}_*.json"))
-    return json.loads(path.read_text())
+    figures = json.loads(done.stdout)
+    assert json.loads(max(folder.rglob(f"{benchmark}_*.json")).read_text()) == figures
+    return figures
 
 
 def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
@@ -126,7 +127,11 @@ def test_bench_compares_configurations_and_keeps_the_figures(tmp_path):
     figures = bench(tmp_path, "image_classification", *names)
     assert {rate["configuration"] for rate in figures["rates"]} == set(names)
     assert {rate["shape"] for rate in figures["rates"]} == {"56 px", "84 px", "112 px"}
-    assert all(0 < rate["flops_share"] < 1 and rate["samples_per_s"] > 0 for rate in figures["rates"])
+    for rate in figures["rates"]:
+        assert rate["samples_per_s"] == pytest.approx(4 / rate["step_ms"] * 1e3)
+        assert 0 < rate["flops_share"] < 1 and 0 < rate["bytes_share"] < 1 and rate["num_turns"] >= 2
+        assert rate["memory_gb"] is None  # of a CPU
+    assert figures["projected"] == {}  # of size full only
     assert any("loader" in name for name in figures["parts"])
     bench(tmp_path, "image_classification", *names, "--shapes", 56, "--no-parts")
     assert len(list(tmp_path.rglob("*.json"))) == 2

@@ -15,7 +15,6 @@ from common.training.step import DTYPES
 from image_classification.benchmark import Benchmark
 from image_classification.data.dali import has_dali
 from image_classification.probes import BENCH_SIZES_PX, Probes
-from tests.command import ttt
 from tests.image_classification.loading import config_of
 
 GB = 10**9
@@ -40,24 +39,6 @@ def test_crop_and_blur_are_timed_in_the_precision_of_the_step(precision):
     *_, crop, _, blur = Probes(Benchmark(config, seed=0)).bench_parts()
     (layer,) = blur.call.__defaults__
     assert crop.call.keywords["dtype"] == layer[1].weight.dtype == DTYPES[precision]
-
-
-@pytest.mark.on_demand
-def test_configurations_and_forms_of_blurring_are_timed_side_by_side(tmp_path):
-    names = ["baseline", "optimized", "optimized+methods.blurpool=false"]
-    options = ["--size", "mini", "--batch-size", 2, "--seconds", 0.05, "--results", tmp_path, "--json"]
-    done = ttt("bench", "image_classification", *names, *options)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text()) == figures
-    found = {(rate["configuration"], rate["shape"]): rate for rate in figures["rates"]}
-    assert found.keys() == {(name, f"{size} px") for name in names for size in (56, 84, 112)}
-    for rate in found.values():
-        assert rate["samples_per_s"] == pytest.approx(2 / rate["step_ms"] * 1e3)
-        assert 0 < rate["flops_share"] < 1 and 0 < rate["bytes_share"] < 1 and rate["num_turns"] >= 2
-        assert rate["memory_gb"] is None  # of a CPU
-    assert figures["projected"] == {}  # of size full only
 
 
 @pytest.mark.on_demand
