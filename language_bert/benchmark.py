@@ -69,9 +69,6 @@ class Benchmark(benchmark.Benchmark):
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
-        self.check_forms()
-
-    def check_forms(self) -> None:
         """Raise UserError for more shapes than a compiler takes before the clock runs.
 
         It compiles a layer for each number of sequences and of tokens, and the last layer of
@@ -97,9 +94,9 @@ class Benchmark(benchmark.Benchmark):
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield random tokens of typical lengths; on a GPU, or compiled, in all shapes of the training.
 
-        Raises UserError as `check_forms` does, before a warm-up compiles the first of them.
+        Raises UserError as `prepare_loader` does, before a warm-up compiles the first of them.
         """
-        self.check_forms()
+        self.prepare_loader()
         yield from itertools.starmap(self.noise, self.synthetic_counts())
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
