@@ -74,7 +74,6 @@ class Benchmark(benchmark.Benchmark):
                 crop_resize(pixels, row, box, flip, size_px=size_px, dtype=self.image_dtype)
 
     def build_model(self, *, from_scratch: bool = True) -> nn.Module:
-        """Return torchvision's ResNet."""
         model = self.config.model
         return build_resnet(model.name, model.num_classes, model.initial_weights)
 
@@ -89,7 +88,6 @@ class Benchmark(benchmark.Benchmark):
                 yield self.noise(num_samples, size_px)
 
     def synthetic_evaluation_batch(self, num_samples: int) -> Batch:
-        """Return random pixels, normalised as `batch` does."""
         shape = (num_samples, *2 * [self.config.data.evaluation_crop_px], 3)
         pixels = torch.randint(256, shape, dtype=torch.uint8, device=self.device)
         labels = torch.zeros(num_samples, dtype=torch.int64)
@@ -104,7 +102,6 @@ class Benchmark(benchmark.Benchmark):
         return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)
 
     def backends(self) -> dict[str, Backend]:
-        """Return what decodes and crops resident images, and what blurs."""
         on_gpu = self.device.type == "cuda"
         backends = {}
         if self.config.data.loader == "resident":
@@ -146,7 +143,6 @@ class Benchmark(benchmark.Benchmark):
         return len(sampler.shard_bounds(num_images, batch, self.rank_info))
 
     def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield shuffled batches of random crops without end."""
         data, plan = self.data, self.config.plan()
         if data.loader == "resident":  # again: by now the training has reserved its memory
             check_budget(self.num_rank_images, data, self.pixel_memory)
@@ -204,7 +200,6 @@ class Benchmark(benchmark.Benchmark):
         )
 
     def count_correct(self, outputs: Any, targets: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Count the images whose largest output is their class, and the images."""
         labels = targets["labels"]
         num_labels = torch.full((), labels.numel(), device=labels.device)
         return (outputs.argmax(dim=-1) == labels).sum(), num_labels

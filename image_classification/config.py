@@ -67,8 +67,6 @@ class ImageDataConfig(DataConfig):
 
 
 class Config(RunConfig):
-    """The keys of this benchmark."""
-
     model: ModelConfig
     data: ImageDataConfig
     closed_rules: ClassVar = closed.RULES

@@ -156,7 +156,6 @@ class Probes(probes.Probes):
         return {f"{size_px} px": sizes.count(size_px) / len(sizes) for size_px in sizes}
 
     def phases(self) -> list[tuple[str, range]]:
-        """Return the steps of each size, in the order of training."""
         plan, sizes = self.config.plan(), self.epoch_sizes_px()
 
         def size_px(step: int) -> int:

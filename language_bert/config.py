@@ -54,8 +54,6 @@ class TextDataConfig(DataConfig):
 
 
 class Config(RunConfig):
-    """The keys of this benchmark."""
-
     model: ModelConfig
     data: TextDataConfig
     closed_rules: ClassVar = closed.RULES

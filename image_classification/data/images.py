@@ -123,7 +123,6 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return what names the image in an error."""
         return f"{self.path} {self.synset}/{self.name}" if self.offset else self.path
 
 

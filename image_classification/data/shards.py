@@ -117,7 +117,6 @@ class Shards:
         return content
 
     def size(self, sample: int) -> tuple[int, int]:
-        """Return height and width in pixels, from the index."""
         row = self.index[sample]
         return int(row["height"]), int(row["width"])
 

@@ -39,7 +39,6 @@ def crop_resize(
 
 
 def uses_triton(on_gpu: bool) -> bool:
-    """Return whether crops are the Triton kernel's."""
     return on_gpu or os.environ.get("TRITON_INTERPRET") == "1"
 
 

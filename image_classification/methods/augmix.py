@@ -29,8 +29,6 @@ def aug_mix(image: Any, severity: int = 3, width: int = 3) -> Any:
 
 
 class Augmix(Augmentation):
-    """Mixes each image after its crop."""
-
     class Config(Strict):
         severity: int = Field(default=3, ge=1, le=10, description="of the operations")
         width: int = Field(default=3, ge=1, description="how many changed copies")

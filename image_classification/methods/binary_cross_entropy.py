@@ -42,8 +42,6 @@ def apply_log_bias(model: nn.Module) -> int:
 
 
 class BinaryCrossEntropy(Method):
-    """Replaces the loss and sets the initial bias."""
-
     class Config(Strict):
         smoothing: Fraction = Field(description="the part of each target spread evenly over all classes")
 

@@ -108,8 +108,6 @@ class MaxBlur(nn.Sequential):
 
 
 class Blurpool(Method):
-    """Replaces layers of the model once."""
-
     class Config(Strict):
         min_channels: int = Field(
             ge=1, description="convolutions with fewer input channels are left alone; published: 16"

@@ -29,8 +29,6 @@ def rand_augment(image: Any, num_ops: int = 2, magnitude: int = 9) -> Any:
 
 
 class Randaugment(Augmentation):
-    """Changes each image after its crop."""
-
     class Config(Strict):
         num_ops: int = Field(default=2, ge=1, description="operations an image, one after the other")
         magnitude: int = Field(default=9, ge=0, le=30, description="their strength")

@@ -26,8 +26,6 @@ def apply_zero_gamma(model: nn.Module) -> int:
 
 
 class ZeroGamma(Method):
-    """Changes initial weights once."""
-
     def model(self, model: nn.Module) -> nn.Module:
         if apply_zero_gamma(model) == 0:
             self.refuse("no residual block in this model")

@@ -9,7 +9,6 @@ TILE = 128  # rows and columns: a whole cache line either way
 
 
 def transpose_bytes_triton(matrix: Tensor) -> Tensor:
-    """Return what `transpose_bytes` does."""
     assert matrix.is_contiguous() and matrix.element_size() == 1
     num_rows, num_columns = matrix.shape
     transposed = matrix.new_empty(num_columns, num_rows)
@@ -27,7 +26,6 @@ def transpose_bytes_triton(matrix: Tensor) -> Tensor:
 
 @triton.jit
 def transpose_kernel(matrix, transposed, num_rows, num_columns, TILE: tl.constexpr):
-    """Turn one tile."""
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_row, is_column = rows < num_rows, columns < num_columns

@@ -150,8 +150,6 @@ def require_packed(model: nn.Module, method: Method, *, has_sparse_head: bool = 
 
 
 class Unpad(Method):
-    """Replaces Hugging Face's encoder by the packed one, on the same parameters."""
-
     is_exact = True
 
     class Config(Strict):
