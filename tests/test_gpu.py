@@ -10,8 +10,6 @@ import torchvision
 from transformers import BertConfig
 
 from common.config.schema import OptimizerConfig
-from common.repository import benchmark_module
-from common.training.load import load_config
 from common.training.optim import build_optimizer
 from common.training.probes import probes_of
 from common.training.registry import build_methods
@@ -19,6 +17,7 @@ from common.training.step import to_device
 from language_bert.attention import KERNELS, choose_kernel, plan_attention, varlen_attention, why_absent
 from language_bert.data.batches import random_batch, typical_lengths
 from language_bert.model import build_bert, masked_lm_loss
+from tests.runs import make_benchmark
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,9 +41,7 @@ def poison_memory():
 
 @pytest.mark.parametrize("benchmark", ["image_classification", "language_bert"])
 def test_kernels_equal_their_plain_forms(benchmark):
-    config = load_config(benchmark, "optimized", size="mini", settings=[]).config
-    run = benchmark_module(benchmark).Benchmark(config, seed=0)
-    for pair in probes_of(run).kernel_pairs():
+    for pair in probes_of(make_benchmark(benchmark, "optimized")).kernel_pairs():
         assert pair.error() <= pair.tolerance, pair.name
 
 
@@ -129,9 +126,7 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
     exact = gradients(model.double(), batch, torch.float64)
     settings = ["precision=bf16", *(f"methods.{name}=false" for name in ("fused_qkv", "chunked_head"))]
     packed = model.float()
-    for method in build_methods(
-        load_config("language_bert", "optimized", size="mini", settings=settings).config
-    ):
+    for method in build_methods(make_benchmark("language_bert", "optimized", *settings).config):
         packed, batch = method.model(packed), method.batch(batch, None)
     ours = gradients(packed, batch, torch.bfloat16)
     assert ours.keys() == exact.keys()
@@ -142,12 +137,12 @@ def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():
 def test_resnet_in_bf16_is_as_near_to_float64_as_torchvision():
     """The configuration's model, channels last, on 64 pixels."""
     settings = [f"methods.{name}=false" for name in ("blurpool", "compile", "ema")]
-    config = load_config("image_classification", "optimized", size="mini", settings=settings).config
+    benchmark = make_benchmark("image_classification", "optimized", *settings)
     torch.manual_seed(0)
-    model = benchmark_module("image_classification").Benchmark(config, seed=0).build_model()
+    model = benchmark.build_model()
     plain = torchvision.models.resnet18(num_classes=10)
     plain.load_state_dict(model.state_dict())
-    for method in build_methods(config):
+    for method in build_methods(benchmark.config):
         model = method.model(model)
     images, labels = torch.randn(32, 3, 64, 64, device=DEVICE), torch.arange(32, device=DEVICE) % 10
 

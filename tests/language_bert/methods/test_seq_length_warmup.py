@@ -47,17 +47,6 @@ def test_segments_are_all_tokens_of_each_sequence_in_their_order(length):
     assert (short["labels"][~is_token] == -100).all()
 
 
-def test_segments_of_whole_rows_are_those_of_composer():
-    """Composer 0.7, set_batch_sequence_length with truncate=False: the batch as one row, cut."""
-    batch = make_batch((MAX_LENGTH - 1, 12, 24))
-    inputs = {name: x[:, : MAX_LENGTH // 8 * 8].contiguous() for name, x in batch.inputs.items()}
-    inputs["labels"] = batch.targets["labels"][:, : MAX_LENGTH // 8 * 8].contiguous()
-    composers = {name: x.view(-1).view(-1, 8) for name, x in inputs.items()}
-    is_used = composers["attention_mask"].any(dim=1)
-    short = shorten(inputs, 8, "segment")
-    assert all(short[name].equal(composers[name][is_used]) for name in inputs)
-
-
 def method(**settings):
     return SeqLengthWarmup("seq_length_warmup", SeqLengthWarmup.Config(**settings))
 
