@@ -7,6 +7,16 @@ import sys
 
 from tests.command import run
 
+READERS = {  # commands that need neither torch nor a clone, and what they print
+    "list": "language_bert",
+    "list methods": "unpad",
+    "list methods unpad": "Source.",
+    "doctor --describe": '"system_name"',
+    "data verify bert --size mini": "intact",
+    "reproduce --claims": "MosaicML",
+    "estimate --check-published": "predicted too fast",
+    "inspect compile --check-published": "wrong by a factor",
+}
 CODE = """
 import contextlib, io, json, sys
 from importlib.machinery import PathFinder
