@@ -28,12 +28,12 @@ def settings_of(directory, num_train=NUM_TRAIN, num_validation=NUM_VALIDATION, n
     ]
 
 
-def config_for(directory, **counts):
-    return config_of("baseline", "full", *settings_of(directory, **counts))
+def config_for(directory, *settings, **counts):
+    return config_of("baseline", "full", *settings_of(directory, **counts), *settings)
 
 
-def prepared(directory, source, **counts):
-    return prepare(directory, config_for(directory, **counts), source, shard_bytes=SHARD_BYTES)
+def prepared(directory, source, *settings, **counts):
+    return prepare(directory, config_for(directory, *settings, **counts), source, shard_bytes=SHARD_BYTES)
 
 
 def refuses(key_words, directory, source, **counts):

@@ -7,58 +7,41 @@ import pytest
 
 from common.data import manifest
 from image_classification.data.images import Record, decode, open_images, read_image
-from image_classification.data.prepare import prepare
+from tests.image_classification.imagenet import NUM_TRAIN, NUM_VALIDATION, config_for, prepared
 from tests.image_classification.loading import (
-    NUM_IMAGES,
     STEPS_PER_EPOCH,
     CountedImages,
-    config_of,
     load,
     natural,
     smooth,
     write_images,
 )
 
-SHORTER_PX = 150
-SYNSETS = ("n01440764", "n01443537")
+SHORTER_PX = 60
+ENCODED = f"data.encoded_px={SHORTER_PX}"
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """Two classes of images of 120 to 200 pixels, to train on and to evaluate."""
-    directory = tmp_path_factory.mktemp("source")
-    for part in ("train", "validation"):
-        (directory / part).mkdir()
-        write_images(directory / part)
-        for number, synset in enumerate(SYNSETS):
-            (directory / part / str(number)).rename(directory / part / synset)
-    return directory
-
-
-def prepared(source, directory, *settings):
-    """Prepare the source in shards of about five images; returns the configuration and both parts."""
-    counts = [f"data.num_{part}_samples={NUM_IMAGES}" for part in ("train", "evaluation")]
-    named = [f"data.directory={directory}", "model.num_classes=2", "global_batch_size=2", *counts, *settings]
-    config = config_of("baseline", "full", *named)
-    prepare(directory, config, source, shard_bytes=40_000)
-    parts = (
-        open_images(directory, part, num_samples=NUM_IMAGES, num_classes=2, hint="")
-        for part in ("train", "validation")
+def opened(directory):
+    return (
+        open_images(directory, part, num_samples=num_samples, num_classes=3, hint="")
+        for part, num_samples in (("train", NUM_TRAIN), ("validation", NUM_VALIDATION))
     )
-    return config, *parts
 
 
-def test_larger_training_images_are_encoded_again_and_the_manifest_says_so(source, tmp_path):
-    plain_config, plain, plain_validation = prepared(source, tmp_path / "plain")
-    config, train, validation = prepared(source, tmp_path / "small", f"data.encoded_px={SHORTER_PX}")
-    before, after = ([min(part.size(one)) for one in range(NUM_IMAGES)] for part in (plain, train))
+def test_larger_training_images_are_encoded_again_and_the_manifest_says_so(folders, tmp_path):
+    prepared(tmp_path / "plain", folders)
+    prepared(tmp_path / "small", folders, ENCODED)
+    (plain, plain_validation), (train, validation) = (opened(tmp_path / name) for name in ("plain", "small"))
+    before, after = ([min(part.size(one)) for one in range(NUM_TRAIN)] for part in (plain, train))
     assert after == [min(side, SHORTER_PX) for side in before] and min(before) < SHORTER_PX < max(before)
-    for sample in range(NUM_IMAGES):
+    for sample in range(NUM_TRAIN):
         assert decode(train, sample).size[::-1] == train.size(sample)
         assert (train.jpeg(sample) == plain.jpeg(sample)) == (before[sample] <= SHORTER_PX)
+    for sample in range(NUM_VALIDATION):
         assert validation.jpeg(sample) == plain_validation.jpeg(sample)
     assert train.labels.tolist() == plain.labels.tolist()
-    assert f"--set data.encoded_px={SHORTER_PX}" in config.prepared_hint
+    config, plain_config = (config_for(tmp_path / "small", *more) for more in ([ENCODED], []))
+    assert f"--set {ENCODED}" in config.prepared_hint
     assert manifest.verify(tmp_path / "small", config.prepared_with(), hint="") == []
     (problem,) = manifest.verify(tmp_path / "small", plain_config.prepared_with(), hint="")
     assert f"made with data.encoded_px {SHORTER_PX}, the configuration says None" in problem
@@ -66,15 +49,15 @@ def test_larger_training_images_are_encoded_again_and_the_manifest_says_so(sourc
     assert "data.encoded_px" not in facts["settings"]
 
 
-def test_a_stopped_preparation_goes_on_unless_the_size_differs(source, tmp_path, monkeypatch, capsys):
+def test_a_stopped_preparation_goes_on_unless_the_size_differs(folders, tmp_path, monkeypatch, capsys):
     def stop(*args):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("image_classification.data.prepare.shards.write_index", stop)
     outputs = []
-    for encoded_px in (SHORTER_PX, SHORTER_PX, 130):
+    for setting in (ENCODED, ENCODED, "data.encoded_px=50"):
         with pytest.raises(KeyboardInterrupt):
-            prepared(source, tmp_path / "small", f"data.encoded_px={encoded_px}")
+            prepared(tmp_path / "small", folders, setting)
         outputs.append(capsys.readouterr().out)
     num_shards = {part: len(list(tmp_path.glob(f".small.part/data/{part}*"))) for part in ("train", "")}
     assert "finished already" not in outputs[0]
