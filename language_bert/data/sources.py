@@ -5,23 +5,27 @@ A source is a folder with these files at any depth: `part-00000-of-00500` and so
 checkpoints of this name: one written by TensorFlow 1, which is read here, and one by TensorFlow 2.
 `model.safetensors`, see tf_checkpoint.py, may stand for the 4 GB of its data, but not for its index.
 
-In place of parts and evaluation set there may be parquet or Arrow files of another corpus (rows.py): those of
-the split `train` are the parts, the first of `validation` or `test` the evaluation set; without such a split
-the last rows of the last part are. Nothing is unpacked.
+In place of parts and evaluation set there may be parquet or Arrow files of another corpus, of which every row
+of one column is a document: those of the split `train` are the parts, the first of `validation` or `test` the
+evaluation set; without such a split the last rows of the last part are. Nothing is unpacked.
 """
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from common.data import preparation, tables
 from common.errors import UserError
-from language_bert.data.rows import Rows, find_column, split_rows
+from language_bert.data.corpus import HELD_OUT_FRACTION, SENTENCE_END
 
 PART = re.compile(r"part-\d{5}-of-(\d{5})")
 TEXT, RECORDS, TABLES = "eval.txt", "eval_10k", "tables"  # of a source: its evaluation set, or its form
 SUFFIXES = (".parquet", ".arrow")  # of a data set of Hugging Face
+COLUMN = "text"  # where a table has several columns of text
 CHECKPOINT = "model.ckpt-28252"
 DATA_SUFFIX, INDEX_SUFFIX = ".data-00000-of-00001", ".index"
 WEIGHTS = "model.safetensors"  # of a prepared data set, and of a source: the converted checkpoint
@@ -42,6 +46,14 @@ OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
 }
 OTHER = "other"  # `data.corpus` of a text that nobody has named
 OTHER_HINT = f"this benchmark is defined on one dump; for another text: --set data.corpus={OTHER}"
+
+
+class Rows(NamedTuple):
+    """Documents in a column of a table: the rows from `first` to before `last`, or to the end."""
+
+    column: str
+    first: int = 0
+    last: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +181,37 @@ def find_weights(files: Files, index: Path) -> Path | None:
     """Find the converted checkpoint, unless the data of the checkpoint are beside its index."""
     has_data = index.with_name(CHECKPOINT + DATA_SUFFIX).is_file()
     return files.one(WEIGHTS) if files[WEIGHTS] and not has_data else None
+
+
+def find_column(path: Path) -> str:
+    """Return the column `text`, or else the only one of strings. Raises UserError without either."""
+    types = tables.import_pyarrow().types
+    schema = tables.read_schema(path)
+    strings = [
+        field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)
+    ]
+    if COLUMN in strings or len(strings) == 1:
+        return COLUMN if COLUMN in strings else strings[0]
+    what = (
+        f"{len(strings)} columns of strings among {', '.join(schema.names)}, expected one, or one named text"
+    )
+    raise UserError(what, where=str(path))
+
+
+def split_rows(path: Path, column: str) -> tuple[Rows, Rows]:
+    """Split the rows of a file into those to train on and the last ones, to evaluate on."""
+    num_rows = tables.count_rows(path)
+    first = num_rows - int(num_rows * HELD_OUT_FRACTION)
+    return Rows(column, 0, first), Rows(column, first)
+
+
+def document_lines(path: Path, rows: Rows) -> Iterator[str]:
+    """Yield a sentence a line and a blank line after each document, the form of MLCommons' text.
+
+    A sentence ends at a line break, and where `SENTENCE_END` of the embedded corpus says.
+    """
+    for text in islice(tables.read_column(path, rows.column), rows.first, rows.last):
+        for paragraph in (text or "").split("\n"):
+            if words := " ".join(paragraph.split()):
+                yield from SENTENCE_END.split(words)
+        yield ""

@@ -24,9 +24,8 @@ from common.data import preparation, shards
 from common.errors import UserError
 from common.processes import end_with_parent
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
-from language_bert.data.rows import Rows, document_lines
 from language_bert.data.shards import describe, write_shard
-from language_bert.data.sources import WEIGHTS, WIKIPEDIA, Source, list_source
+from language_bert.data.sources import WEIGHTS, WIKIPEDIA, Rows, Source, document_lines, list_source
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
 

@@ -11,8 +11,8 @@ from common.data.manifest import read_manifest
 from common.errors import UserError
 from language_bert.data import sources
 from language_bert.data.corpus import HELD_OUT_FRACTION
-from language_bert.data.rows import Rows, document_lines, find_column, split_rows
 from language_bert.data.shards import Shards
+from language_bert.data.sources import Rows, document_lines, find_column, split_rows
 from language_bert.data.wordpiece import Tokenizer
 from tests.command import ttt_here
 from tests.language_bert.data.test_wikipedia import (
