@@ -30,9 +30,8 @@ from language_bert.data.batches import (
 )
 from language_bert.data.shards import Shards
 from language_bert.data.sources import WEIGHTS, WIKIPEDIA
-from language_bert.data.weights import load_weights
 from language_bert.methods.unpad import Unpad, resolve_rounding
-from language_bert.model import bert_config, build_bert, masked_lm_loss, spread_positions
+from language_bert.model import bert_config, build_bert, load_weights, masked_lm_loss, spread_positions
 
 EVALUATED = {
     "corpus": WIKIPEDIA,

@@ -24,8 +24,7 @@ from safetensors.numpy import save_file
 
 from common.errors import UserError
 from language_bert.data.protobuf import masked_crc, parse, read_varint
-from language_bert.data.weights import check_shapes, read_weights
-from language_bert.model import bert_config, build_bert
+from language_bert.model import bert_config, build_bert, check_shapes, read_weights
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48

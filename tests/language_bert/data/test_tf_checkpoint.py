@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import UserError
 from language_bert.data.tf_checkpoint import read_converted, read_index, read_tensors
-from language_bert.data.weights import check_shapes, load_weights
+from language_bert.model import check_shapes, load_weights
 from tests.language_bert.data.tf_files import write_checkpoint
 from tests.language_bert.test_parity import make_model
 
