@@ -86,7 +86,7 @@ def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> 
             "help": "the folder of results; default: results/ of the repository",
         },
         "--systems": folder
-        | {"help": "the folder of system descriptions; default: systems/ beside the results"},
+        | {"help": "the folder of system descriptions; default: systems/ beside results/, else in --results"},
     }
     for name in names:
         flags = ("-o", name) if name == "--out" else (name,)

@@ -23,7 +23,7 @@ OPTIONS = {  # by option: the commands that read or write there
 DEFAULTS = {
     "data": "default: $TTT_DATA, else data/ of the repository",
     "results": "default: results/ of the repository",
-    "systems": "default: systems/ beside the results",
+    "systems": "default: systems/ beside results/, else in --results",
 }
 LOGS = ROOT / "results" / "reference-2cpu-mini-baseline"
 
