@@ -106,6 +106,7 @@ class Heartbeat:
 
     @property
     def orders(self) -> dict[str, Any]:
+        """The specification of the run, for rank 0."""
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
 
     @property

@@ -85,6 +85,7 @@ class Sealing:
 
     @cached_property
     def decided(self) -> tuple[Decided, ...]:
+        """The seeds that the seal, the public value and extensions decided, in this order."""
         return tuple(list_decided(self.sealed)) if self.sealed else ()
 
     @property
@@ -98,6 +99,7 @@ class Sealing:
         return [log for log in self.run_set.logs if self.lay_there(log)]
 
     def lay_there(self, log: Log) -> bool:
+        """Return whether a log lay in the folder before it was sealed."""
         return (
             self.seal is not None and result_name(log.path) in self.seal.unsealed and self.run_of(log) is None
         )
