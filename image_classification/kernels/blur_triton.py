@@ -72,12 +72,9 @@ def blur_kernel(
     NUM_VALUES: tl.constexpr,
 ):
     """Compute NUM_VALUES neighbours in the memory of one image, each from up to nine values."""
-    image = tl.program_id(1).to(tl.int64)  # offsets inside of an image fit 32 bits
-    images += image * height_in * width_in * NUM_CHANNELS
-    result += image * height_out * width_out * NUM_CHANNELS
-    values = tl.program_id(0) * NUM_VALUES + tl.arange(0, NUM_VALUES)
-    channels, places = values % NUM_CHANNELS, values // NUM_CHANNELS
-    columns, rows = places % width_out, places // width_out
+    images = find_image(images, height_in, width_in, NUM_CHANNELS)
+    result = find_image(result, height_out, width_out, NUM_CHANNELS)
+    values, channels, columns, rows = locate_values(width_out, NUM_CHANNELS, NUM_VALUES)
     is_inside = rows < height_out
 
     totals = tl.zeros((NUM_VALUES,), tl.float32)
@@ -90,6 +87,20 @@ def blur_kernel(
             taps = tl.load(images + offsets, mask=is_inside & y_counts & x_counts, other=0.0)
             totals += weight * taps.to(tl.float32)
     tl.store(result + values, totals.to(result.dtype.element_ty), mask=is_inside)
+
+
+@triton.jit
+def find_image(images, height, width, NUM_CHANNELS: tl.constexpr):
+    # The memory of this program's image; offsets inside of it fit 32 bits.
+    return images + tl.program_id(1).to(tl.int64) * height * width * NUM_CHANNELS
+
+
+@triton.jit
+def locate_values(width, NUM_CHANNELS: tl.constexpr, NUM_VALUES: tl.constexpr):
+    # The places of this program's values in the memory of an image, and their channels, columns and rows.
+    values = tl.program_id(0) * NUM_VALUES + tl.arange(0, NUM_VALUES)
+    channels, places = values % NUM_CHANNELS, values // NUM_CHANNELS
+    return values, channels, places % width, places // width
 
 
 @triton.jit
@@ -115,12 +126,9 @@ def max_blur_kernel(
     NUM_VALUES: tl.constexpr,
 ):
     """Compute NUM_VALUES neighbours in the memory of one image, each from up to 25 pixels."""
-    image = tl.program_id(1).to(tl.int64)  # offsets inside of an image fit 32 bits
-    images += image * height * width * NUM_CHANNELS
-    result += image * height_out * width_out * NUM_CHANNELS
-    values = tl.program_id(0) * NUM_VALUES + tl.arange(0, NUM_VALUES)
-    channels, places = values % NUM_CHANNELS, values // NUM_CHANNELS
-    x, y = places % width_out, places // width_out
+    images = find_image(images, height, width, NUM_CHANNELS)
+    result = find_image(result, height_out, width_out, NUM_CHANNELS)
+    values, channels, x, y = locate_values(width_out, NUM_CHANNELS, NUM_VALUES)
 
     maxima = ((), (), ())  # by column of centres: of three pixels of each row
     for i in tl.static_range(5):
@@ -155,13 +163,10 @@ def max_blur_backward_kernel(
 
     These pixels lie in windows of 4x4 centres, which cover 6x6 pixels and go into 3x3 outputs.
     """
-    image = tl.program_id(1).to(tl.int64)  # offsets inside of an image fit 32 bits
-    images += image * height * width * NUM_CHANNELS
-    gradient += image * height_out * width_out * NUM_CHANNELS
-    result += image * height * width * NUM_CHANNELS
-    values = tl.program_id(0) * NUM_VALUES + tl.arange(0, NUM_VALUES)
-    channels, places = values % NUM_CHANNELS, values // NUM_CHANNELS
-    x, y = places % width_out, places // width_out
+    images = find_image(images, height, width, NUM_CHANNELS)
+    gradient = find_image(gradient, height_out, width_out, NUM_CHANNELS)
+    result = find_image(result, height, width, NUM_CHANNELS)
+    values, channels, x, y = locate_values(width_out, NUM_CHANNELS, NUM_VALUES)
 
     rows, maxima = (), ((), (), (), ())  # maxima by column of centres: of three pixels of each row
     for i in tl.static_range(6):
