@@ -120,8 +120,8 @@ def test_contrasts(
 ) -> list[dict[str, EffectTest]]:
     """Test each contrast of states, by figure: samples, quality, and a figure of step times by its turns.
 
-    The p values of none are corrected for the contrasts that have the figure (Holm). What samples could show
-    is a factor.
+    The p values of a figure are corrected for the contrasts that have it (Holm). What samples could show is a
+    factor.
     """
     raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # of rows: p, and what could be shown
     for row, (factors, of_turns) in enumerate(zip(contrasts, turns, strict=True)):
