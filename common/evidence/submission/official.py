@@ -25,7 +25,7 @@ from common.evidence.log import NUM_RUNS, Log, RunSet, load
 from common.evidence.paths import label
 from common.evidence.records import YEAR_2100_MS, printable
 from common.evidence.rules.rounds import ROUNDS, last_round
-from common.evidence.system import CHOICES, STATUS
+from common.evidence.system import CHOICES, STATUS, read
 
 PUBLISHED = {"resnet": ("2.0.0", "2.1.0"), "bert": ("2.1.0",)}  # the rounds of the published runs
 RULESETS = {  # that our own sets are held to: those, and the last that had the benchmark
@@ -205,21 +205,27 @@ def judge_description(file: Path, ruleset: str) -> Verdict:
 
 def other_status(file: Path) -> str:
     """The status of a description, if it is a word that only the checker's list lacks; else ''."""
-    try:
-        status = json.loads(file.read_bytes()).get("status")
-    except (ValueError, AttributeError, RecursionError):
-        return ""
+    status = described(file).get("status")
     known = [word.lower() for word in (*STATUS, "available", *STATUS.values())]
     is_word = isinstance(status, str) and status.lower().startswith(tuple(known))
     return printable(status, 40) if is_word and status not in CHOICES["status"] else ""
+
+
+def described(file: Path) -> dict[str, object]:
+    """The fields of a description; none of what `system.read` refuses."""
+    try:
+        fields = read(file, takes_repeated=True)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
     if not (mends_status and other_status(file)):
         shutil.copyfile(file, target)
         return
-    described = json.loads(file.read_bytes()) | {"status": STATUS["onprem"]}
-    target.write_text(json.dumps(described), encoding="utf-8")
+    fields = described(file) | {"status": STATUS["onprem"]}
+    target.write_text(json.dumps(fields), encoding="utf-8")
 
 
 def judge_tree(folder: Path) -> list[Verdict]:

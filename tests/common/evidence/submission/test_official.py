@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from common.evidence import system
 from common.evidence.log import RunSet, read_log
 from common.evidence.rules.rule import chain, edit, miss_target, remove, replace_record, retime, rewrite
 from common.evidence.submission import official
@@ -42,6 +43,19 @@ def test_a_word_for_the_status_that_rounds_accepted_refuses_nothing(
     verdict = official.judge_description(path, "4.0.0")
     assert (verdict.verdict, verdict.refuses) == ("FAILED", counts)
     assert counts or f"does not count: MLCommons accepts the status '{status}'" in str(verdict)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_description_that_is_a_link_or_too_large_has_no_status_to_mend(golden, tmp_path, is_large):
+    text = json.dumps(golden.description() | {"status": "Cloud"})
+    (file := tmp_path / "system.json").write_text(text)
+    assert official.other_status(file) == "Cloud"
+    if is_large:
+        file.write_text(text + " " * system.MAX_BYTES)
+    else:
+        file.rename(tmp_path / "other.json")
+        file.symlink_to(tmp_path / "other.json")
+    assert official.other_status(file) == ""
 
 
 @pytest.mark.parametrize("has_seed", [False, True])
