@@ -162,14 +162,19 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Return the running means and variances of every batch norm, each (num_features,)."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+
+
 @torch.no_grad()
 def sync_batch_norm(model: nn.Module, of: Literal["mean", "rank_0"]) -> None:
     """Give every rank the same batch norm statistics, in place, so that all evaluate one model.
 
     They are the `mean` over the ranks, or those of rank 0, as in the published runs.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    local = [value for norm in norms for value in (norm.running_mean, norm.running_var) if value is not None]
+    local = running_statistics(model)
     if not local or not dist.is_initialized():
         return
     flat = torch.cat([value.double() for value in local])

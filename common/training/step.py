@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import reduce
@@ -186,7 +186,8 @@ class Training:
         world_size = self.rank_info.world_size
         scale = world_size / (batch.num_global_targets or world_size * sum(counts))
         total = torch.zeros((), device=self.device)
-        for number, (micro_batch, count) in enumerate(zip(parts, counts, strict=True), 1):
+        passes = move_once(distributed.running_statistics(self.model), parts)
+        for number, (micro_batch, count) in enumerate(zip(passes, counts, strict=True), 1):
             is_last = number == len(parts)
             total = total + self.add_gradients(micro_batch, step, weight=count * scale, exchanged=is_last)
         return total
@@ -217,6 +218,26 @@ class Training:
         for method in self.methods:
             method.after_step(self.model, step + 1)
         return loss
+
+
+def move_once(statistics: list[Tensor], parts: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield the micro-batches of a batch, each for one forward pass, between which `statistics` are put back.
+
+    They are those that batch norm keeps. At the end they are the mean of what each micro-batch alone would
+    have made of them: that of as many ranks with one micro-batch each. Batch norm itself moves them by its
+    momentum in every pass, with eight micro-batches eight times a step.
+    """
+    if len(parts) == 1 or not statistics:
+        yield from parts
+        return
+    before = [value.clone() for value in statistics]
+    total = [torch.zeros_like(value) for value in statistics]
+    for part in parts:
+        torch._foreach_copy_(statistics, before)
+        yield part
+        torch._foreach_add_(total, statistics)
+    torch._foreach_div_(total, len(parts))
+    torch._foreach_copy_(statistics, total)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

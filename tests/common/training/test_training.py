@@ -1,9 +1,10 @@
-"""Loss scaling and the hook `gradients`."""
+"""Loss scaling, the hook `gradients`, and batch norm over micro-batches."""
 
 import pytest
 import torch
 
 from common.measure.device_run import build
+from common.training.distributed import running_statistics
 from common.training.load import load_config
 from common.training.method import Method
 
@@ -77,3 +78,17 @@ def test_an_overflow_in_any_pass_skips_the_step_whatever_a_method_makes_of_it(tm
     assert run.scaler.get_scale() == SCALE / 2
     run.train_step(batch, 101)
     assert not torch.equal(weights(run), before)
+
+
+def test_micro_batches_move_batch_norms_statistics_once_as_ranks_do(tmp_path):
+    run, batch = start(tmp_path, "fp32", Recorder(0), "micro_batch_size=2")
+    statistics = running_statistics(run.model)
+    before, ranks = [each.clone() for each in statistics], []
+    for part in batch.parts(4):
+        run.add_gradients(part, 0)
+        ranks.append([each.clone() for each in statistics])
+        torch._foreach_copy_(statistics, before)
+    run.forward_backward(batch, 0)
+    mean = [torch.stack(each).mean(0) for each in zip(*ranks, strict=True)]
+    torch.testing.assert_close(statistics, mean)
+    assert not torch.equal(statistics[0], before[0])
