@@ -8,6 +8,7 @@ from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
 from common.evidence.records import Event, finite, printable
+from common.evidence.rules.keys import SETTINGS
 from common.evidence.rules.rule import Found, chain, delay_run, edit, remove, rule, scale, state
 
 HEAD = "house: the log states what ran"
@@ -30,6 +31,7 @@ STATED = {  # record: the key of the configuration in the head of the log
     "train_samples": "data.num_train_samples",
     "eval_samples": "data.num_evaluation_samples",
 }
+ALSO_NEEDED = ("device", "num_accelerators", "num_ranks", "num_threads", "dataset_fingerprint")
 
 
 def stated_settings(log: Log) -> dict[str, Any]:
@@ -61,13 +63,14 @@ def contrast(recorded: object, stated: object) -> str:
 
 @rule("K124", "strict", HEAD, breaks=remove("train_loss", at=1))
 def nothing_is_left_out(log: Log) -> Iterator[Found]:
-    """Our own log has its head and name; its evaluations, blocks and run_stop have all that others read."""
+    """Our own log has its head and what repeats it; its evaluations, blocks and run_stop are whole."""
     if not log.is_ours:
         return
     if not log.settings:
         yield Found(0, "no configuration in its head")
-    if log.first("configuration_name") is None:
-        yield Found(0, "no configuration_name")
+    if log.first("run_start"):
+        needed_once = (*STATED.keys() - {*SETTINGS}, *ALSO_NEEDED)  # K103 asks for those
+        yield from (Found(0, f"no {key}") for key in sorted(needed_once) if log.first(key) is None)
     stop, evaluated = log.last("run_stop"), log.events("eval_accuracy")
     if stop and log.came_to_its_end:
         missing = [name for name in ENDED_WITH if stop.number(name) is None]
@@ -77,7 +80,7 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
             yield Found(event.line, "no samples in eval_accuracy")
     num_blocks = max(len(log.events("block_stop")), sum(e.number("samples") != 0 for e in evaluated))
     needed = dict.fromkeys(("eval_start", "eval_stop"), len(evaluated))
-    needed |= dict.fromkeys(("block_start", "throughput", "train_loss"), num_blocks)
+    needed |= dict.fromkeys(("block_start", "throughput", "train_loss", "machine_load"), num_blocks)
     for key, number in needed.items():
         if (given := len(log.events(key))) < number:
             yield Found(0, f"{given} {key} where {number} are needed")

@@ -51,11 +51,11 @@ def add_parser(id: str, kind: str, section: str, message: str, *, breaks: Mutati
 add_parser("P001", "file", "logging: file", "A result is a regular text file", breaks=lambda s: ["\0", *s])
 add_parser(
     *("P002", "record", "logging: record", "A record is one JSON object, with every field"),
-    breaks=replace_record("opt_name", lambda line: [line[:-9]]),
+    breaks=replace_record("gradient_accumulation_steps", lambda line: [line[:-9]]),
 )
 add_parser(
     *("P003", "time", "logging: time_ms", "time_ms is an integer of milliseconds since 1970"),
-    breaks=edit("opt_name", time_ms="soon"),
+    breaks=edit("gradient_accumulation_steps", time_ms="soon"),
 )
 add_parser(
     *("P004", "duplicate", "RFC 8259: Objects", "No key stands twice in a JSON object"),

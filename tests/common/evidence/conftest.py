@@ -68,13 +68,20 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "submission_platform": f"8xA100{'-mini' if size == 'mini' else ''}-{configuration}",
         "submission_status": "research",
         "quality_target": facts["target"],
+        "stop_at_target": True,
         "benchmark_size": size,
         "configuration_name": configuration,
         "seed": 1000 + index,
         "global_batch_size": 2048,
         "gradient_accumulation_steps": 1,
+        "gradient_compression": "none",
+        "device": "A100",
+        "num_accelerators": 8,
+        "num_ranks": 8,
+        "num_threads": 4,
         "opt_name": "sgd",
         "opt_base_learning_rate": 2.048,
+        "opt_weight_decay": 5e-5,
         "method": "blurpool",
         "train_samples": facts["train"],
         "eval_samples": facts["eval"],
@@ -92,6 +99,7 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         record("epoch_start", epoch_num=first)
         record("epoch_stop", after_ms=seconds * 1000, epoch_num=first)
         record("throughput", (samples - before) / seconds, epoch_num=epoch, samples=samples)
+        record("machine_load", 0.0, cores=64, steal=0.0, threads=32, epoch_num=epoch)
         before = samples
         record("train_loss", 6.0 - block - index / 100 - 0.001 * is_optimized, epoch_num=epoch)
         record("block_stop", first_epoch_num=first)

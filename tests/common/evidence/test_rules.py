@@ -193,6 +193,9 @@ LEFT_OUT = {
     "the start of an evaluation": remove("eval_start", at=1),
     "the evaluation of an accuracy": chain(remove("eval_start", at=1), remove("eval_stop", at=1)),
     "a throughput": remove("throughput"),
+    "who else computed": remove("machine_load"),
+    "the threads": remove("num_threads"),
+    "a rate that the head states": remove("opt_base_learning_rate"),
     "a block": chain(*(remove(key) for key in ("block_start", "block_stop", "throughput", "train_loss"))),
 }
 
@@ -210,7 +213,7 @@ def shorten_evaluations(lines):
 EVALUATED_IN_NO_TIME = {  # but nothing that says how fast the machine trains
     "resumed": (add("epoch_stop", at=2, key="resumed", value=7), {"T215"}),
     "interrupted": (chain(miss_target, interrupted), set()),
-    "ranks on processors": (add("seed", key="num_ranks", value=2), set()),
+    "ranks on processors": (chain(edit("num_ranks", value=2), edit("num_accelerators", value=0)), set()),
 }
 
 

@@ -6,7 +6,7 @@ from common.errors import UserError
 from common.evidence.audit import audit_paths, summary
 from common.evidence.log import load
 from common.evidence.paths import find_others, find_sets
-from common.evidence.rules.rule import add, chain, edit, edit_all, retime
+from common.evidence.rules.rule import chain, edit, edit_all, retime
 from common.evidence.score import score
 from common.evidence.submission.official import judge
 from common.evidence.submission.package import stated_findings
@@ -15,7 +15,7 @@ STUDIED = chain(
     edit("quality_target", value=0.8),  # passed on the way, and missed at the end
     edit("eval_accuracy", at=-1, value=0.4, correct=144),
     edit_all("run_stop", lambda record: {"status": "aborted"}),
-    add("seed", key="stop_at_target", value=False),
+    edit("stop_at_target", value=False),
 )
 
 

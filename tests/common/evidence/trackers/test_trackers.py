@@ -9,6 +9,7 @@ import time
 import pytest
 
 from common.evidence.log import load, parse_log
+from common.evidence.rules.rule import edit
 from common.evidence.trackers import export
 from common.evidence.trackers.csv_files import CsvFiles
 from common.evidence.trackers.export import export_runs
@@ -165,7 +166,7 @@ def test_a_log_without_a_start_is_named_and_the_others_are_exported(results, tmp
 
 def test_a_run_of_a_study_states_no_minutes_to_its_target(golden):
     log = golden.log("bert", size="mini")
-    study = [line.replace('"seed"', '"stop_at_target"').replace("1000", "false") for line in log]
+    study = edit("stop_at_target", value=False)(log)
     assert log != study
     runs = [read_run(parse_log("\n".join(lines).encode(), "result_0.txt")) for lines in (log, study)]
     assert "minutes_to_target" in runs[0].outcome and runs[1].outcome == {}
