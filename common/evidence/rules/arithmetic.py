@@ -7,9 +7,20 @@ from typing import Any
 from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
-from common.evidence.records import Event, finite, printable
+from common.evidence.records import Event, finite, is_rounded, printable
 from common.evidence.rules.keys import SETTINGS
-from common.evidence.rules.rule import Found, chain, delay_run, edit, remove, rule, scale, state
+from common.evidence.rules.rule import (
+    Found,
+    Lines,
+    chain,
+    delay_run,
+    edit,
+    edit_all,
+    remove,
+    rule,
+    scale,
+    state,
+)
 
 HEAD = "house: the log states what ran"
 CLOCKS = "house: monotonic clock"
@@ -84,6 +95,19 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
     for key, number in needed.items():
         if (given := len(log.events(key))) < number:
             yield Found(0, f"{given} {key} where {number} are needed")
+
+
+def round_losses(lines: Lines) -> Lines:
+    return edit_all("train_loss", lambda record: {"value": round(record["value"], 4)})(lines)
+
+
+@rule("K125", "strict", HEAD, breaks=round_losses)
+def losses_have_all_digits(log: Log) -> Iterator[Found]:
+    """Our own log states losses with the digits of float32 or more, by which copies are found."""
+    losses = [(event, finite(event.value)) for event in log.events("train_loss") if log.is_ours]
+    rounded = [event for event, loss in losses if loss is not None and is_rounded(loss)]
+    if len(rounded) > max(1, len(losses) / 2):
+        yield Found(rounded[0].line, f"{len(rounded)} of {len(losses)} are rounded")
 
 
 def are_equal(value: object, other: object) -> bool:

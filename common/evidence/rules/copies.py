@@ -29,6 +29,8 @@ from common.evidence.rules.sets import SetMutation, change_last, is_of_study
 
 RUN_SETS = "rules: Benchmark Results"
 MIN_TIMES = 4  # fewer may agree by chance
+ALL_TIMES = ("block_start", "block_stop", "eval_start", "eval_accuracy", "run_stop")
+MIN_COUNTS, MIN_TOTAL = 3, 1000  # evaluations, and predictions of each, that do not agree by chance
 SAME_MS = 1  # two published runs of a set differ by 8 or more at some evaluation
 TOO_CLOSE = 1e-7  # share ** runs: a threshold fitted to published sets (from 1.3e-6), no probability
 FIRST_TRIAL = r"-trial0(\+|$)"  # the end of its system: a search begins with the recipe as it is
@@ -73,6 +75,11 @@ def share_losses(*places: int) -> SetMutation:
     return lambda logs: [share(logs[0]), *logs[1:-1], share(logs[-1])]
 
 
+def share_counts(logs: list[Lines]) -> list[Lines]:
+    """Give the last run the accuracies of the first, with losses of its own."""
+    return change_last(borrow("eval_accuracy", "correct", "total", of=logs[0]))(logs)
+
+
 def reach_exactly(logs: list[Lines]) -> list[Lines]:
     """Let every run pass its target by one sample of the last evaluation."""
     last = edit("eval_accuracy", at=-1, value=37951 / 50000, correct=37951)
@@ -86,6 +93,11 @@ def trace(log: Log) -> object:
     """Return losses and accuracies: no two trainings share them. None of few, which may agree by chance."""
     values = [event.value for event in log.events("train_loss", "eval_accuracy")]
     return values if len(values) > 3 else None
+
+
+def differ(log: Log, other: Log) -> bool:
+    """False for what `logs_differ` names."""
+    return trace(log) is None or trace(log) != trace(other)
 
 
 def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[tuple[Log, Log]]:
@@ -115,8 +127,9 @@ def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def intervals_ms(log: Log) -> list[int]:
-    """Time the evaluations in ms from run_start; nothing of few."""
+    """Time the evaluations, and of few what lies between them, in ms from run_start; nothing of fewer."""
     start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
+    events = events if len(events) >= MIN_TIMES else log.events(*ALL_TIMES)
     if start is None or log.is_resumed or len(events) < MIN_TIMES:
         return []
     return [event.time_ms - start.time_ms for event in events]
@@ -173,7 +186,7 @@ def have_one_seed(log: Log, other: Log) -> bool:
 def losses_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of different seeds have two equal losses at the same places."""
     for earlier, log, count in find_shared_losses(logs):
-        if count > 1:
+        if count > 1 and differ(earlier, log):
             yield Found(0, f"{count} losses equal those of {earlier.path}", log)
 
 
@@ -183,6 +196,21 @@ def each_loss_differs(logs: Sequence[Log]) -> Iterator[Found]:
     for earlier, log, count in find_shared_losses(logs):
         if count == 1:
             yield Found(0, f"1 loss equals that of {earlier.path}", log)
+
+
+def counts(log: Log) -> object:
+    """Return what each evaluation counted; none of few evaluations, or of small ones."""
+    events = log.events("eval_accuracy")
+    parts = [(event.number("samples"), event.number("correct")) for event in events]
+    is_enough = len(events) >= MIN_COUNTS and all((e.number("total") or 0) >= MIN_TOTAL for e in events)
+    return parts if is_enough and not log.is_resumed else None
+
+
+@rule("S422", "error", RUN_SETS, breaks=share_counts)
+def counts_differ(logs: Sequence[Log]) -> Iterator[Found]:
+    """No two runs of different seeds count equal correct predictions in all of 3 or more evaluations."""
+    repeated = find_repeated(logs, counts)
+    return as_in(pair for pair in repeated if not have_one_seed(*pair) and differ(*pair))
 
 
 @rule("X501", "strict", RUN_SETS, breaks=borrow_trace)
@@ -209,10 +237,11 @@ def is_rerun(log: Log, other: Log) -> bool:
 
 @rule("S418", "strict", RUN_SETS, breaks=lambda logs: [*logs[:2], [], *logs[2:]])
 def numbers_have_no_gap(logs: Sequence[Log]) -> Iterator[Found]:
-    """The results of a set that has runs enough are numbered without a gap."""
+    """The results of this suite, and of any set that has runs enough, are numbered without a gap."""
     numbers = numbers_of(logs)
     missing = sorted(set(range(min(numbers, default=0), max(numbers, default=0))) - numbers)
-    if missing and len(logs) >= enough_runs(logs) and not is_of_study(logs[0]):
+    is_whole = len(logs) >= enough_runs(logs) or logs[0].is_ours
+    if missing and is_whole and not is_of_study(logs[0]):
         yield Found(0, f"no result_{', '.join(map(str, missing[:10]))}", logs[0])
 
 
