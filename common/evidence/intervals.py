@@ -177,13 +177,18 @@ def welch_limits(a: np.ndarray, b: np.ndarray, confidence: float) -> tuple[float
 
     They are those of `scipy.stats.ttest_ind(a, b, equal_var=False)`, without the time to load scipy.stats.
     """
-    of_a, of_b = (float(np.var(values, ddof=1)) / len(values) for values in (a, b))
-    centre, error = float(np.mean(a) - np.mean(b)), math.sqrt(of_a + of_b)
-    if error == 0:
-        return centre, centre
-    freedom = (of_a + of_b) ** 2 / (of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1))
-    half = student_t(freedom, confidence) * error
+    error, freedom = welch_error(a, b)
+    centre, half = float(np.mean(a) - np.mean(b)), student_t(freedom, confidence) * error
     return centre - half, centre + half
+
+
+def welch_error(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Welch's standard error of the difference of means, and its degrees of freedom."""
+    of_a, of_b = (float(np.var(values, ddof=1)) / len(values) for values in (a, b))
+    if of_a + of_b == 0:
+        return 0.0, len(a) + len(b) - 2
+    freedom = (of_a + of_b) ** 2 / (of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1))
+    return math.sqrt(of_a + of_b), freedom
 
 
 def paired_family(families: Iterable[Values], resolution: float = 0.0) -> list[Difference]:
@@ -274,15 +279,14 @@ def detectable_shift(freedom: float, alpha: float = ALPHA) -> float:
     return float(scipy.optimize.brentq(missing_power, 0.0, 4 * critical))
 
 
-def detectable(logs_a: Values, logs_b: Values) -> float:
-    """Return the smallest relative difference that a two-sided t-test at 5 % finds with 80 % probability.
+def detectable(logs_a: np.ndarray, logs_b: np.ndarray) -> float:
+    """Return the smallest relative difference that Welch's interval shows with 80 % probability.
 
-    The noncentral t of the pooled variance of the logarithms, two values at least on each side.
+    The noncentral t with the error and the degrees of freedom of these logarithms, two at least on each side,
+    so that what is not shown is always smaller.
     """
-    num_a, num_b = len(logs_a), len(logs_b)
-    freedom = num_a + num_b - 2
-    pooled = ((num_a - 1) * np.var(logs_a, ddof=1) + (num_b - 1) * np.var(logs_b, ddof=1)) / freedom
-    return _exp(detectable_shift(freedom) * math.sqrt(float(pooled) * (1 / num_a + 1 / num_b))) - 1
+    error, freedom = welch_error(logs_a, logs_b)
+    return _exp(detectable_shift(freedom) * error) - 1
 
 
 @cache
