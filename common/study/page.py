@@ -128,11 +128,10 @@ def describe_samples(ledger: Ledger) -> str:
     effects = [effect for row in ledger.rows for effect in (row.alone, row.left_out)]
     steps = [(effect.before, effect.after) for effect in effects if effect.samples and not effect.together]
     contrasts = {step: samples.contrast(dict(zip(step, (-1.0, 1.0), strict=True))) for step in steps}
-    least, step = min(
-        (contrast.detectable(len(ledger.rows)), step) for step, contrast in contrasts.items() if contrast
-    )
+    known = {step: contrast for step, contrast in contrasts.items() if contrast and contrast.error}
+    least, step = min((contrast.detectable(len(ledger.rows)), step) for step, contrast in known.items())
     few, many = sorted(len(samples.values[state]) for state in step)
-    runs = f"at most {many} runs against {few}, a spread from {samples.spread[1]} degrees of freedom"
+    runs = f"at most {many} runs against {few}, a spread from {samples.freedom} degrees of freedom"
     shown = [
         f"`{row.name}`"
         for row in ledger.rows

@@ -155,17 +155,20 @@ def ablations(
     """Yield measurements of a base and of each switch alone; none does anything but change log samples."""
     states = [State(), *(State({f"switch{number}"}) for number in range(num_switches))]
     for _ in range(NUM_STUDIES):
-        logs = 8 + 0.1 * generator.standard_normal((len(states), num_seeds))
+        of_seeds = generator.standard_normal(num_seeds)  # good or bad for all states alike
+        logs = 8 + 0.1 * generator.standard_normal((len(states), num_seeds)) + 0.2 * of_seeds
         logs[1:] += samples
-        qualities = 0.9 + 0.01 * generator.standard_normal((len(states), num_seeds))
+        qualities = 0.9 + 0.01 * generator.standard_normal((len(states), num_seeds)) - 0.02 * of_seeds
         turns = np.exp(0.05 * generator.standard_normal((len(states), NUM_TURNS)))
         yield Measurements(
             base_s=1.0,
             turns=dict(zip(states, turns.tolist(), strict=True)),
             runs={
                 state: [
-                    Trained.model_construct(seed="", samples=math.exp(log), quality=quality, is_bound=False)
-                    for log, quality in zip(logs[row], qualities[row], strict=True)
+                    Trained.model_construct(
+                        seed=str(seed), samples=math.exp(log), quality=quality, is_bound=False
+                    )
+                    for seed, (log, quality) in enumerate(zip(logs[row], qualities[row], strict=True))
                 ]
                 for row, state in enumerate(states)
             },

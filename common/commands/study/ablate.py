@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     enough = "rounds of steps; more where these show no effect after Holm's correction (10 of 13 switches)"
     parser.add_argument("--turns", type=positive, default=9, metavar="N", help=enough)
     parser.add_argument("--remeasure", action="store_true", help="measure step times again")
+    kept = "run nothing: answer from finished runs and kept step times, whatever code and machine made them"
+    parser.add_argument("--answers", action="store_true", help=kept)
     quality = "quality to which samples are counted; default: the target"
     parser.add_argument("--target", type=fraction, metavar="Q", help=quality)
 
@@ -90,11 +92,14 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
         console.print(f"{len(ablation.states)} states are timed, {runs} trained")
         experiment.load_steps()
         return EXIT_OK if args.step_only else experiment.run_cells(), None
-    if not args.step_only:
+    figures = None
+    if args.answers:
+        figures = experiment.kept_steps()
+    elif not args.step_only:
         check_data(switches.load(switches.all))  # before minutes of step times
-    figures = experiment.load_steps() or experiment.measure_steps()
+    figures = figures or experiment.load_steps() or experiment.measure_steps()
     code = EXIT_OK
-    if not args.step_only:
+    if not args.step_only and not args.answers:
         console.print(experiment.expect_training(figures))
         code = experiment.run_cells()
     if code == EXIT_INTERRUPTED:

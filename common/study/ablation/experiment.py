@@ -80,6 +80,17 @@ class Experiment:
         self.console.print(f"step times of {source} are kept ({path}); --remeasure repeats them")
         return figures
 
+    def kept_steps(self) -> Any:
+        """Return the figures of steps as they are. Raises UserError unless they are of the same states."""
+        where = str(relative_path(self.steps_path))
+        if not self.steps_path.is_file():
+            raise UserError("no step times are kept", where=where, hint="leave out --answers")
+        figures = json.loads(self.steps_path.read_text())
+        names = {self.switches.cell_name(state) for state in self.ablation.states}
+        if lacking := sorted(names - figures["turns"].keys()):
+            raise UserError(f"no step times of {', '.join(lacking)}", where=where, hint="leave out --answers")
+        return figures
+
     def describe_steps(self) -> dict[str, Any]:
         states = self.ablation.states
         configs = {self.switches.cell_name(state): self.config_on_one_device(state) for state in states}

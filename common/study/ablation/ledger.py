@@ -85,7 +85,7 @@ def minutes_saved(measured: Measurements, step: Step, log_time: Estimate, log_sa
 
 def minutes(measured: Measurements, state: State) -> float:
     log_samples = measured.log_samples.values[state]
-    return math.exp(statistics.fmean(log_samples)) * measured.seconds(state) / 60
+    return math.exp(statistics.fmean(log_samples.values())) * measured.seconds(state) / 60
 
 
 def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Sequence[str]]) -> list[Row]:
@@ -315,15 +315,15 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
         notes.append(
             f"Factorial: {held} always on, since others need it; their own interactions are not in it."
         )
-    _, freedom = measurements.qualities.spread
     if not measurements.runs:
         notes.append("Steps only: nothing was trained, samples, quality and minutes are unknown.")
-    elif not freedom:
+    elif not measurements.qualities.freedom:
         notes.append("One run of each state: samples, quality and minutes have no interval.")
     else:
         notes.append(
-            f"Intervals of samples and quality take one spread for all states, from {freedom} degrees of "
-            "freedom: cells with several seeds."
+            "Intervals of samples, quality and minutes are for these seeds: the spread is what states and "
+            f"seeds leave, of samples {measurements.log_samples.freedom} degrees of freedom, of quality "
+            f"{measurements.qualities.freedom}."
         )
     if "data loading" not in measurements.shares:
         notes.append("The share of the loader was not measured: no prepared data, or too long a first pass.")

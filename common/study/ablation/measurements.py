@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import EffectTest, Row, Trained
@@ -50,27 +52,59 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Groups:
-    """The values of each state, which have a spread in common."""
+    """The values of each state by seed, which have a spread in common.
 
-    values: Mapping[Any, Sequence[float]]
+    A seed is good or bad for all states alike, so differences of states are freed of it: a value is that of a
+    state plus that of a seed plus chance. States whose runs are equal to the bit are one for the spread.
+    """
+
+    values: Mapping[Any, Mapping[str, float]]
 
     @cached_property
-    def spread(self) -> tuple[float, int]:
-        """The common standard deviation, and its degrees of freedom."""
-        groups = [group for group in self.values.values() if group]
-        freedom = sum(len(group) - 1 for group in groups)
-        squares = math.fsum((value - statistics.fmean(group)) ** 2 for group in groups for value in group)
-        return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
+    def columns(self) -> dict[Any, int]:
+        """The column of each state that has values in the design of the fit."""
+        distinct: dict[tuple[tuple[str, float], ...], int] = {}
+        return {
+            state: distinct.setdefault(tuple(sorted(values.items())), len(distinct))
+            for state, values in self.values.items()
+            if values
+        }
+
+    @cached_property
+    def fit(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The fitted values of the states, their covariance, and its degrees of freedom."""
+        states = {column: state for state, column in reversed(self.columns.items())}
+        seeds = sorted({seed for values in self.values.values() for seed in values})
+        rows, fitted = [], []
+        for column, state in sorted(states.items()):
+            for seed, value in self.values[state].items():
+                of_seed = [float(seed == other) - float(seed == seeds[-1]) for other in seeds[:-1]]
+                rows.append([*(float(column == other) for other in range(len(states))), *of_seed])
+                fitted.append(value)
+        design = np.array(rows)
+        solution, _, rank, _ = np.linalg.lstsq(design, np.array(fitted), rcond=None)
+        freedom = len(fitted) - int(rank)
+        squares = float(np.sum((np.array(fitted) - design @ solution) ** 2))
+        covariance = np.linalg.pinv(design.T @ design) * (squares / freedom if freedom else 0.0)
+        return solution[: len(states)], covariance[: len(states), : len(states)], freedom
+
+    @property
+    def freedom(self) -> int:
+        return self.fit[2] if self.columns else 0
 
     def contrast(self, factors: Mapping[Any, float]) -> Contrast | None:
-        """Return the sum of states' means, each times its factor; None where a state has no values."""
-        terms = [(factor, self.values.get(state, ())) for state, factor in factors.items()]
-        if not all(values for _, values in terms):
+        """Return the sum of states' fitted values, each times its factor; None where a state has no values.
+
+        The factors' sum is 0, or near it: what the seeds have in common is not in the error.
+        """
+        if not all(self.values.get(state) for state in factors):
             return None
-        deviation, freedom = self.spread
-        weight = math.fsum(factor**2 / len(values) for factor, values in terms)
-        value = math.fsum(factor * statistics.fmean(values) for factor, values in terms)
-        return Contrast(value=value, error=deviation * math.sqrt(weight), freedom=freedom)
+        values, covariance, freedom = self.fit
+        weights = np.zeros(len(values))
+        for state, factor in factors.items():
+            weights[self.columns[state]] += factor
+        error = math.sqrt(max(0.0, float(weights @ covariance @ weights)))
+        return Contrast(value=float(weights @ values), error=error, freedom=freedom)
 
     def estimate(self, factors: Mapping[Any, float]) -> Estimate | None:
         contrast = self.contrast(factors)
@@ -103,13 +137,13 @@ class Measurements:
 
     @cached_property
     def qualities(self) -> Groups:
-        return Groups({state: [run.quality for run in runs] for state, runs in self.runs.items()})
+        return Groups({state: {run.seed: run.quality for run in runs} for state, runs in self.runs.items()})
 
 
-def log_samples(runs: Sequence[Trained]) -> list[float]:
-    """Take the logarithms of samples to the target; none where they are not known of all runs."""
-    known = [math.log(run.samples) for run in runs if run.samples and not run.is_bound]
-    return known if len(known) == len(runs) else []
+def log_samples(runs: Sequence[Trained]) -> dict[str, float]:
+    """Take the logarithms of samples to the target, by seed; none where they are not known of all runs."""
+    known = {run.seed: math.log(run.samples) for run in runs if run.samples and not run.is_bound}
+    return known if len(known) == len(runs) else {}
 
 
 def test_contrasts(

@@ -1,6 +1,7 @@
 """Switches of the real configurations, and a small ablation as a person types it."""
 
 import json
+import shutil
 from argparse import Namespace
 from collections import Counter
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
 from common.measure.steptime import buildable
-from common.repository import benchmarks
+from common.repository import ROOT, benchmarks
 from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
 from common.study.ablation.experiment import Experiment
@@ -269,3 +270,15 @@ def test_a_file_that_is_no_ledger_is_told_not_raised(tmp_path, content):
     path = tmp_path / "x.ledger.json"
     path.write_bytes(content)
     assert isinstance(read_ledger(path), str)
+
+
+def test_the_committed_ledger_is_what_finished_runs_and_kept_steps_answer(tmp_path):
+    committed = ROOT / "results/study/ablate-optimized"
+    shutil.copytree(committed, tmp_path / "study/ablate-optimized")
+    named = ("--set", "submission.hardware=reference-2cpu")
+    words = ("ablate", *BERT, *named, "--answers", "--results", tmp_path)
+    (ledger := tmp_path / "study/ablate-optimized/bert-mini.ledger.json").unlink()
+    assert ttt_here(*words).returncode == 0
+    assert ledger.read_text() == (committed / ledger.name).read_text()
+    ledger.with_name("bert-mini.steps.json").unlink()
+    assert "no step times are kept" in one_line(ttt_here(*words))

@@ -16,6 +16,9 @@ SAVED_MS = {"a": 4.0, "b": 2.0, "c": 1.0}  # of 10 ms; a and b have 1 ms in comm
 TURNS = 9
 
 
+NOISE = 0.05
+
+
 class Three:
     """Switches a, b and c, of which c needs a."""
 
@@ -37,10 +40,13 @@ def milliseconds(state):
 
 
 def samples(state, seed):
-    return 6000.0 * (0.5 if "b" in state else 1.0) * (1.1 if seed == "2" else 1.0)
+    """Seed 1 is 5 % better in states of even numbers of switches, worse in others; seed 2 the other way."""
+    chance = NOISE * {"0": 0, "1": 1, "2": -1}[seed] * (-1) ** len(state)
+    differs = 1e-9 * sum(map(ord, state))  # no two states have the same runs
+    return 6000.0 * (0.5 if "b" in state else 1.0) * math.exp(chance + differs)
 
 
-def made(seeds=("1",)):
+def made(seeds=("0",)):
     states = [State(each) for each in chain(*(combinations(SAVED_MS, size) for size in range(4)))]
     return Measurements(
         base_s=0.010,
@@ -54,8 +60,8 @@ def made(seeds=("1",)):
 
 
 CARDS = {"a": ("backward pass",), "b": ("backward pass", "optimizer"), "c": ("nothing",)}
-SPREAD = math.log(1.1) / math.sqrt(2)  # of two values
-STUDENT = 2.306004  # t of 8 degrees: eight states of two runs
+SPREAD = NOISE * math.sqrt(16 / 7)  # 16 runs
+STUDENT = 2.364624  # t of 7 degrees: 16 runs less 8 states and what two seeds differ by
 
 
 def rows(measured):
@@ -79,9 +85,7 @@ def test_one_seed_has_no_interval_of_samples_and_two_have_that_of_both_states():
     limits = two.samples.interval
     assert limits.low < 0.5 < limits.high
     assert math.log(limits.high / 0.5) == pytest.approx(STUDENT * SPREAD, rel=1e-6)
-    before, after = (
-        milliseconds * count * math.sqrt(1.1) / 6e4 for milliseconds, count in ((10, 6000), (8, 3000))
-    )
+    before, after = (milliseconds * count / 6e4 for milliseconds, count in ((10, 6000), (8, 3000)))
     saved = two.minutes_saved
     assert saved.value == pytest.approx(before - after)
     half = STUDENT * SPREAD * math.hypot(before, after) / math.sqrt(2)
@@ -149,7 +153,7 @@ def test_an_effect_is_shown_after_holms_correction_or_beside_it_stands_what_coul
     two = rows(made(seeds=("1", "2")))
     assert two["b"].alone.tests["samples"].is_shown and two["b"].alone.tests["throughput"].is_shown
     idle = two["a"].alone.tests["samples"]
-    assert idle.p_value == 1 and 0.2 < idle.detectable < 0.6  # 7 % spread, two runs, three switches
+    assert idle.p_value == 1 and 0.2 < idle.detectable < 0.6  # 7.6 % spread, two runs, three switches
     text = unless_shown(two["a"].alone.tests, "samples")
     assert text == f", not shown ({1 + idle.detectable:.2f}x could be)"
     assert unless_shown(two["b"].alone.tests, "samples") == unless_shown({}, "samples") == ""

@@ -39,6 +39,16 @@ def test_the_bound_is_amdahls(resources, most, shares):
     assert bound(resources, shares) == (most if most is None else pytest.approx(most))
 
 
+def by_seed(groups):
+    return {
+        state: {str(seed): value for seed, value in enumerate(values)} for state, values in groups.items()
+    }
+
+
+def contrast_of(groups, factors):
+    return Groups(by_seed(groups)).estimate(factors)
+
+
 def test_the_interval_of_a_median_lies_between_order_statistics():
     assert intervals.median([3.0, 1.0, 2.0, 5.0, 4.0]) == Estimate(value=3.0, interval=None)
     assert numbers(intervals.median([6.0, 3.0, 1.0, 2.0, 5.0, 4.0])) == (3.5, 1.0, 6.0)
@@ -49,30 +59,40 @@ def test_the_interval_of_a_median_lies_between_order_statistics():
 @pytest.mark.parametrize(
     ("groups", "factors", "value", "half"),
     [
-        # the common spread of two groups with a degree each, also where others have none
+        # differences of 2 and 2.2 by seed; c adds 0.1 and none: residuals of 0.05 with two degrees of freedom
         (
-            {"a": [4.0], "b": [1.0, 3.0], "c": [5.0, 7.0], "d": []},
+            {"a": [4.0, 5.0], "b": [2.0, 2.8], "c": [7.0, 7.9], "none": []},
             {"a": 1, "b": -1},
-            2.0,
-            4.302653 * math.sqrt(2 * (1 + 1 / 2)),
+            2.1,
+            4.302653 * math.sqrt((0.1**2 + 0.1**2 + 0.0**2) / 4 * (1 / 2 + 1 / 2)),
         ),
-        # the base of three steps has a factor of -3: its error counts nine times, not three
+        # a state with one seed is freed of it by the others; the base's factor of -2 counts four times
         (
-            {"base": [0.9, 1.1], "a": [2.0], "b": [3.0], "c": [4.0]},
-            {"a": 1, "b": 1, "c": 1, "base": -3},
-            6.0,
-            12.706205 * math.sqrt(0.02) * math.sqrt(3 + 9 / 2),
+            {"base": [1.0, 2.0], "a": [3.0, 4.2], "b": [7.0]},
+            {"a": 1, "b": 1, "base": -2},
+            3.6 + 7.55 - 2 * 1.5,
+            None,
         ),
     ],
 )
-def test_a_contrast_has_students_interval_from_the_spread_of_all_groups(groups, factors, value, half):
-    found = Groups(groups).estimate(factors)
-    assert numbers(found) == pytest.approx((value, value - half, value + half))
+def test_a_contrast_is_freed_of_the_seeds_and_has_students_interval(groups, factors, value, half):
+    found = contrast_of(groups, factors)
+    assert found.value == pytest.approx(value)
+    if half is not None:
+        assert numbers(found) == pytest.approx((value, value - half, value + half))
+
+
+def test_states_with_the_same_runs_count_once_for_the_spread():
+    twice = Groups(by_seed({"a": [1.0, 2.0], "again": [1.0, 2.0], "b": [3.0, 4.2]}))
+    assert twice.freedom == 1 and twice.contrast({"a": 1, "again": -1}).error == 0
+    assert twice.contrast({"again": 1, "b": -1}) == Groups(
+        by_seed({"a": [1.0, 2.0], "b": [3.0, 4.2]})
+    ).contrast({"a": 1, "b": -1})
 
 
 def test_a_contrast_has_no_interval_without_a_spread_and_is_none_without_values():
-    assert Groups({1: [4.0], 2: [1.0]}).estimate({1: 1, 2: -1}) == Estimate(value=3.0, interval=None)
-    assert Groups({1: [4.0, 5.0], 2: []}).estimate({1: 1, 2: -1}) is None
+    assert contrast_of({1: [4.0], 2: [1.0]}, {1: 1, 2: -1}) == Estimate(value=3.0, interval=None)
+    assert contrast_of({1: [4.0, 5.0], 2: []}, {1: 1, 2: -1}) is None
 
 
 def test_half_widths_add_as_squares_and_a_falling_function_turns_an_interval():
