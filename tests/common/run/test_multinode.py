@@ -255,7 +255,7 @@ def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_pa
     (tmp_path / "infiniband").mkdir()
     alone, words = "--ntasks=2 --ntasks-per-node=1", " ".join(map(str, folders))
     doctor = f"env -u SLURM_STEP_NUM_TASKS ttt doctor --benchmarks bert --size full {words}"
-    run = f"ttt run bert {words} baseline"
+    run = f"ttt run bert {words} baseline --size full"
     places = [f"{place}:{place}" for place in (folders[1], tmp_path, tmp_path / "infiniband")]
     mounts = ",".join([f"{ROOT}:/suite", *places])
     pyxis = f"--container-image=registry#suite:1 --container-mounts={mounts} --container-workdir=/suite"
@@ -269,6 +269,22 @@ def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_pa
         assert [call[:2] for call in calls] == 2 * [["--kill-on-bad-exit=1", "--cpu-bind=none"]]
         assert [" ".join(call[2:]) for call in calls] == expected
         Path(allocation["SRUN_CALLS"]).unlink()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [([], "optimized --size mini"), (["baseline", "--size=full"], "baseline --size=full")],
+)
+def test_the_check_and_the_run_have_one_size(allocation, tmp_path, words, expected):
+    image = {"CONTAINER": "/images/suite.sif", "SIZE": "mini"}
+    done, (checked, timed) = sbatch(allocation | image, "bert", *words)
+    assert done.returncode == 0 and " ".join(timed).endswith(f" {expected}"), done.stderr
+    assert f"--size {expected[-4:]}" in " ".join(checked)
+
+
+def test_a_script_without_a_benchmark_says_how_it_is_used(allocation):
+    done = run("bash", "systems/run.sbatch", env=allocation)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ") and "BENCHMARK" in done.stderr
 
 
 def test_the_image_is_pinned_and_keeps_its_torch():
