@@ -19,6 +19,7 @@ from common import repository, yaml_file
 from common.config.merge import to_yaml
 from common.data.preparation import data_fingerprint
 from common.errors import EXIT_OK, UserError
+from common.evidence.log import read_log
 from common.evidence.sealed import seal as sealed_files
 from common.evidence.sealed.chain import digest, read_chain
 from common.evidence.sealed.runs import list_decided, pair_runs
@@ -144,12 +145,22 @@ def lock_list(folder: Path) -> Iterator[None]:
 
 
 def read_whole(folder: Path) -> SealedSet | None:
-    """Read the seal and the list of a folder; None without a seal. Raises UserError for damaged ones."""
+    """Read the seal and the list of a folder; None without a seal. Raises UserError for damaged ones.
+
+    A list that lacks the start of a result is damaged, too: it was removed or cut.
+    """
     sealed = read_sealed(folder)
-    if sealed and sealed.faults:
+    if sealed is None:
+        return None
+    if sealed.faults:
         file, line, text = sealed.faults[0]
         place = repository.relative_path(folder / file)
         raise UserError(text, where=f"{place}:{line}" if line else place, hint=ELSEWHERE)
+    for path in sorted(folder.glob("result_*.txt")):
+        log = read_log(path)
+        if log.header("seal") == sealed.digest and log.header("started") not in sealed.digests:
+            what = f"lacks the start of {path.name}"
+            raise UserError(what, where=repository.relative_path(folder / RUNS), hint=ELSEWHERE)
     return sealed
 
 
