@@ -75,15 +75,16 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
         raise UserError("no prepared data here", where=str(directory), hint=hint)
+    first = f"remove the folder{', then ' * bool(hint)}{hint}"  # nothing replaces what it does not know
     try:
         with explain_os_error("cannot be read", path, hint=hint):
             text = path.read_bytes()
         manifest = Manifest.model_validate_json(text)
         content = json.loads(text)  # the fingerprint is over all that stands there
     except ValidationError as error:
-        raise UserError(f"not a data manifest ({first_fault(error)})", where=str(path), hint=hint) from error
+        raise UserError(f"not a data manifest ({first_fault(error)})", where=str(path), hint=first) from error
     if manifest.fingerprint != fingerprint(content["files"], content["facts"]):
-        raise UserError("its fingerprint does not belong to its content", where=str(path), hint=hint)
+        raise UserError("its fingerprint does not belong to its content", where=str(path), hint=first)
     return dict(content)
 
 
@@ -152,7 +153,7 @@ def refuse_to_replace(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError("is a file, and is not replaced", where=str(directory), hint=hint)
     has_manifest = (directory / MANIFEST).is_file()
-    ours = read_manifest(directory, hint="remove the folder")["files"] if has_manifest else {}
+    ours = read_manifest(directory, hint="")["files"] if has_manifest else {}
     if others := sorted(data_files(directory).keys() - ours):
         what = f"holds other files ({others[0]}) than prepared data, and is not replaced"
         raise UserError(what, where=str(directory), hint=f"move them away, or {hint}")

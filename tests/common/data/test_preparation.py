@@ -119,6 +119,9 @@ def test_a_manifest_of_wrong_types_or_nested_without_end_is_refused_in_one_line(
     content = {"files": {}, "facts": {}} | {key: value}
     content["fingerprint"] = manifest.fingerprint(content["files"], content["facts"])
     (directory / manifest.MANIFEST).write_text(json.dumps(content) if key else value)
-    for verb in ("verify", "prepare"):
+    for verb, advice in (
+        ("verify", "remove the folder, then run: ttt data prepare "),
+        ("prepare", "remove the folder"),
+    ):
         line = one_line(ttt_here("data", verb, *options))
-        assert f"manifest.json: not a data manifest ({key}" in line
+        assert f"manifest.json: not a data manifest ({key}" in line and f"; {advice}" in line

@@ -112,7 +112,7 @@ def make_of_other_settings(folder):
         (lambda folder: (folder / "vocab.txt").unlink(), "vocab.txt: missing"),
         (lambda folder: (folder / "vocab.txt").write_text("more than it was"), "vocab.txt: 16 bytes"),
         (lambda folder: (folder / "other").touch(), "other: not in the manifest"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "not a data manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "; remove the folder"),
         (make_of_other_settings, "made with data.num_train_samples 7"),
     ],
 )
