@@ -191,14 +191,14 @@ def file_problems(path: Path) -> list[str]:
     return faults
 
 
-def read_fields(path: Path) -> dict[str, object]:
+def read_fields(path: Path, *, hint: str = "") -> dict[str, object]:
     """Return the fields of a description as `read` does. Raises UserError for whatever is none."""
     try:
         values = read(path)
     except ValueError as error:
-        raise UserError(printable(str(error)), where=str(path)) from error
+        raise UserError(printable(str(error)), where=str(path), hint=hint) from error
     if not isinstance(values, dict):
-        raise UserError("not a JSON object of fields", where=str(path))
+        raise UserError("not a JSON object of fields", where=str(path), hint=hint)
     return values
 
 

@@ -16,7 +16,7 @@ import psutil
 from common import files
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS
+from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS, read_fields
 from common.machine import hardware
 from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE
 
@@ -176,10 +176,14 @@ def describe(config: RunConfig, name: str) -> dict[str, Any]:
 
 
 def write_description(config: RunConfig, directory: Path, name: str) -> None:
-    """Write `<name>.json` once; an existing one is a person's and stays as it is."""
+    """Write `<name>.json` once; an existing one is a person's and stays as it is.
+
+    Raises UserError where it cannot be written, or the existing one cannot be read.
+    """
     path = directory / f"{name}.json"
     with files.explain_os_error("cannot write system descriptions here", directory):
         files.write_once(path, lambda: as_json(describe(config, name)), f"writes {path.name}")
+    read_fields(path, hint="mend it, or remove it and a new one is written")
 
 
 def as_json(description: dict[str, Any]) -> str:

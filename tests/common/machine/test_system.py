@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from pynvml import NVML_CLOCK_MEM, NVML_CLOCK_SM
 
+from common.errors import UserError
 from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.system import EXAMPLES, FIELDS, open_fields, problems
@@ -335,6 +336,14 @@ def test_several_first_runs_at_once_write_one_description_and_draw_one_number(tm
     for folder in tmp_path.iterdir():
         assert {path.name for path in folder.iterdir()} == {"machine.json", "random"}
         assert json.loads((folder / "machine.json").read_text())["system_name"] == "machine"
+
+
+@pytest.mark.parametrize("content", ["", '{"submitter": "a', "[]", None])
+def test_a_description_that_cannot_be_read_is_refused_before_a_run(tmp_path, content):
+    path = tmp_path / "machine.json"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(UserError, match=r"machine\.json: not .*; mend it, or remove it"):
+        system.write_description(None, tmp_path, "machine")
 
 
 def test_machines_of_one_model_have_names_of_their_own(tmp_path, monkeypatch):
