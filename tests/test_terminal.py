@@ -53,7 +53,7 @@ PARTS = {
     "rate": "24674 sequences/s",
     "loss": "loss 6.123",
     "quality": "quality 0.1234 of 0.2",
-    "left": "357 s left at most",
+    "left": "about 357 s to the last step",
 }
 
 
@@ -69,10 +69,16 @@ def test_the_status_line_leaves_out_whole_parts_the_least_important_first():
 
 @pytest.mark.parametrize(
     ("steps", "per_s", "expected_s", "text"),
-    [(100, 10, 0.2, "about 1 s"), (100, 10, -3, "10 s left at most"), (17500, 0.1, 0, "49 h left at most")],
+    [
+        (100, 10, 0.2, "about 1 s left"),
+        (100, 10, -3, "about 10 s to the last step"),
+        (17500, 0.1, 0, "about 49 h to the last step"),
+    ],
 )
-def test_the_time_left_is_never_0_and_a_limit_where_no_run_was_timed(steps, per_s, expected_s, text):
-    assert text in time_left(steps, per_s, expected_s)
+def test_the_time_left_is_never_0_and_that_of_the_steps_where_no_run_was_timed(
+    steps, per_s, expected_s, text
+):
+    assert time_left(steps, per_s, expected_s) == text
 
 
 @pytest.mark.on_demand
@@ -82,6 +88,6 @@ def test_the_status_line_of_a_run_fits_80_columns_and_says_what_was_not_evaluate
         code, sent = seen(80, *place.arguments((*BERT, *long)))
     drawn = [part for part in re.split(r"[\r\n]+", ESCAPE.sub("", sent)) if "  step " in part]
     assert code == 1 and drawn and all(len(part) < 80 for part in drawn)
-    assert all(re.search(r"\d (s|min|h) left( at most)?$", part.rstrip()) for part in drawn), drawn
+    assert all(re.search(r"\d (s|min|h) (left|to the last step)$", part.rstrip()) for part in drawn), drawn
     assert "not evaluated yet" in drawn[0] and "quality" not in drawn[0]
     assert "quality 0." in drawn[-1] and "nan" not in sent

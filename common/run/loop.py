@@ -135,9 +135,9 @@ class TrainingRun(Training):
         self.slot.enter(last, BETWEEN)
         self.change_epoch(None)
         last_loss = self.clock.finish_loss(loss)  # the steps end here, the host may be ahead of them
-        self.rate = self.clock.steps_per_s() * self.config.global_batch_size  # at the time of its record
+        self.rate = self.clock.pace() * self.config.global_batch_size
         where = {"epoch_num": until, "samples": self.num_samples}
-        self.log.event("throughput", self.rate, **where)
+        self.log.event("throughput", self.clock.steps_per_s() * self.config.global_batch_size, **where)
         self.watch.log_block(self.log, **where)
         value = distributed.all_reduce_mean(last_loss)
         if not math.isfinite(value):
@@ -212,7 +212,8 @@ class TrainingRun(Training):
 
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
         elapsed = time.monotonic() - self.started
-        steps_left, expected_s = self.plan.num_steps - num_steps, self.spec.expected_s or 0.0
+        steps_left = self.plan.num_steps - num_steps
+        expected_s = 0.0 if self.first_step else self.spec.expected_s or 0.0  # a resumed run has had a gap
         is_evaluated = self.plan.evaluation_steps[0] < num_steps
         quality = f"quality {self.quality:.4f} of {self.config.target:g}"
         parts = {
@@ -376,8 +377,7 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
         restore(run, checkpoint, facts)
     run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
     now, evaluated = time.time(), [step for step in (0, *run.plan.evaluation_steps) if step <= facts.step]
-    run.clock.num_steps, run.clock.steps_before_block = facts.step, evaluated[-1]
-    run.clock.block_start = time.monotonic() - (now - facts.block_started)
+    run.clock.resume(facts.step, evaluated[-1], time.monotonic() - (now - facts.block_started))
     run.log.close()
     if run.rank_info.rank == 0:
         head = result.read_text("ascii")

@@ -51,10 +51,10 @@ def join_parts(parts: Mapping[str, str], width: int | None) -> str:
 
 
 def time_left(num_steps: int, steps_per_s: float, until_expected_s: float) -> str:
-    """Estimate the time left: from earlier runs, else the time of all steps left as a limit."""
+    """Estimate the time left: from earlier runs, else that of all steps left, without evaluations."""
     if until_expected_s > 0:
         return f"about {duration(until_expected_s)} left"
-    return f"{duration(num_steps / max(steps_per_s, 1e-9))} left at most"
+    return f"about {duration(num_steps / max(steps_per_s, 1e-9))} to the last step"
 
 
 def duration(seconds: float) -> str:
@@ -77,8 +77,8 @@ class StepClock:
         self.num_steps, self.loss = 0, float("nan")
         self.copy: Tensor | None = None
         self.copied: Any = None  # a CUDA event
-        self.block_start = self.fetched_at = self.printed_at = time.monotonic()
-        self.steps_before_block = 0
+        self.fetched_at = self.printed_at = time.monotonic()
+        self.start()
 
     @property
     def width(self) -> int | None:
@@ -89,8 +89,14 @@ class StepClock:
         return self.console.width - 1 if self.live else None
 
     def start(self) -> None:
-        self.block_start = time.monotonic()
-        self.steps_before_block = self.num_steps
+        self.block_start = self.paced_from = time.monotonic()
+        self.steps_before_block = self.steps_before_pace = self.num_steps
+
+    def resume(self, num_steps: int, steps_before_block: int, block_start: float) -> None:
+        """Go on in a block that another process has started."""
+        self.num_steps = num_steps
+        self.start()
+        self.block_start, self.steps_before_block = block_start, steps_before_block
 
     def step(self, loss: Tensor) -> None:
         """Count a step; `loss` is its scalar loss on the device."""
@@ -100,14 +106,19 @@ class StepClock:
             return
         self._fetch(loss)
         self.fetched_at = now
-        text = self.show(self.num_steps, self.steps_per_s(), self.loss)
+        text = self.show(self.num_steps, self.pace(), self.loss)
         if self.live:
             self.live.start()
             self.live.update(Text(text), refresh=True)
         else:
             self.occasional_line(text)
 
+    def pace(self) -> float:
+        """Return the steps per second of this process in the block: no gap before it counts."""
+        return (self.num_steps - self.steps_before_pace) / max(time.monotonic() - self.paced_from, 1e-9)
+
     def steps_per_s(self) -> float:
+        """Return the steps per second of the whole block."""
         return (self.num_steps - self.steps_before_block) / max(time.monotonic() - self.block_start, 1e-9)
 
     def finish_loss(self, loss: Tensor) -> float:

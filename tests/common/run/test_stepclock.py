@@ -5,9 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from common.measure.device_run import build
-from common.run.stepclock import bottleneck
+from common.run.stepclock import StepClock, bottleneck
 from common.training.load import load_config
 
 SMALL = ["global_batch_size=8", "schedule.warmup=5ba", "max_duration=60ba"]
@@ -57,6 +58,16 @@ def test_a_run_names_what_holds_it_up(wait_s, line, tmp_path, capsys, monkeypatc
     run.log.close()
     assert f"  {line}\n" in capsys.readouterr().out
     assert "loss" not in run.progress_line(1, 1.0, math.nan)  # it has not arrived from a GPU yet
+
+
+def test_the_pace_of_a_resumed_block_counts_no_gap(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    clock = StepClock(lambda *_: "", Console())
+    clock.resume(num_steps=60, steps_before_block=50, block_start=0.0)
+    now[0] += 10
+    clock.num_steps += 20
+    assert clock.pace() == 2 and clock.steps_per_s() == 30 / 1010
 
 
 def test_a_long_warm_up_says_now_and_then_how_far_it_is(tmp_path, capsys, monkeypatch):
