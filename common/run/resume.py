@@ -99,6 +99,10 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
     """
     checkpoint = last_checkpoint(result.resolve())
     if not checkpoint.is_file():
+        if result.is_dir():
+            raise UserError("is a folder", where=str(result), hint="name the result_N.txt in it")
+        if not result.exists():
+            raise UserError("no such result", where=str(result))
         hint = "an interrupted run has one if it was started with --set checkpoint_every=100ba"
         raise UserError("no such checkpoint", where=str(checkpoint), hint=hint)
     if run_set.num_runs > 1:

@@ -158,8 +158,14 @@ def test_another_run_is_refused_with_the_first_difference(result, saved, asked, 
 
 
 def test_what_is_no_checkpoint_is_refused(result, tmp_path):
-    with pytest.raises(UserError, match="no such checkpoint"):
-        resume.resume_run_set(run_set(), tmp_path / "result_1.txt", seed=None)
+    (tmp_path / "result_1.txt").touch()
+    for name, why in (
+        ("result_1", "no such checkpoint"),
+        ("result_2", "no such result"),
+        ("", "is a folder"),
+    ):
+        with pytest.raises(UserError, match=why):
+            resume.resume_run_set(run_set(), tmp_path / (name and f"{name}.txt"), seed=None)
     with pytest.raises(UserError, match="--runs 1"):
         resume.resume_run_set(run_set(runs="2"), result, seed=None)
     whole = checkpoint_of(result).read_bytes()
