@@ -1,5 +1,6 @@
 """Checks of the host: versions, disks, shared memory, open files. Nothing here takes longer than a second."""
 
+import errno
 import os
 import platform
 import resource
@@ -23,6 +24,7 @@ MIB, GIB = 2**20, 2**30
 OLDEST_TORCH = (2, 11)
 LOG_BYTES = MIB  # of a log; the largest published ones have half of it
 LEAST_FREE, USUAL_FREE = 16 * MIB, GIB
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARED_MEMORY = Path("/dev/shm")
 WORKERS_SHM = 16 * MIB  # a few batches of size mini
 DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it
@@ -87,7 +89,10 @@ def core_speed() -> Line:
 
 
 def space(what: str, directory: Path) -> Line:
-    """Check that a folder can be written, by writing as much as a log, and that its disk has room."""
+    """Check that a folder can be written, by writing as much as a log, and that its disk has room.
+
+    `can_write` is False where `--force` would not help.
+    """
     check, place = f"room for {what}", existing_folder(directory)
     advice = f"free some, or choose another disk for {what}"
     try:
@@ -97,7 +102,9 @@ def space(what: str, directory: Path) -> Line:
             os.fsync(file.fileno())
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return fault(check, f"{directory} cannot be written ({error.strerror})", advice)
+        is_full = error.errno in FULL
+        advice = advice if is_full else f"choose another folder for {what}"
+        return fault(check, f"{directory} cannot be written ({error.strerror})", advice, can_write=is_full)
     is_full = free < LEAST_FREE
     amount = f"{free / MIB:.1f} MiB" if is_full else f"{free / GIB:.1f} GiB"
     text = f"{amount} free at {directory}"

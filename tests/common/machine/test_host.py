@@ -6,8 +6,11 @@ import sys
 
 import pytest
 
+from common.errors import UserError
 from common.machine import host
 from common.machine.line import FAULT, OK
+from common.machine.preflight import preflight
+from common.training.load import load_config
 from tests.command import TTT, run
 from tests.runs import SHORT
 
@@ -49,6 +52,11 @@ def test_an_unwritable_folder_is_a_fault(tmp_path):
     file.touch()
     line = host.space("results", file / "results")
     assert line.state == FAULT and "cannot be written" in line.found
+    assert line.advice == "choose another folder for results"
+    config = load_config("language_bert", "optimized", size="mini", settings=[]).config
+    with pytest.raises(UserError, match=r"room for results: .*\(Not a directory\)") as told:
+        preflight(config, file / "results", is_forced=False)
+    assert "--force" not in str(told.value)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -56,6 +64,7 @@ def test_a_disk_without_room_and_little_shared_memory_are_told(tmp_path):
     code = f"""
 import pathlib
 from common.commands.data import prepare
+from common.errors import UserError
 from common.machine import host
 place = pathlib.Path({str(tmp_path)!r})
 print(host.shared_memory("full", place).state, host.shared_memory("mini", place).state)
