@@ -102,9 +102,14 @@ class Acceptance:
         return f"accepted{f', {num_unknown} rates without an expectation' if num_unknown else ''}"
 
     def describe_plan(self) -> str:
+        """Describe the share of each part. Raises UserError where its timed steps do not fit into it."""
         whole_s = 60 * self.minutes - END_S
         doctor_s = DOCTOR_SHARE * whole_s
         each_s = (whole_s - doctor_s) / len(self.configs)
+        if each_s < self.seconds:
+            what = f"{each_s:.0f} s for each of {len(self.configs)} configurations: fewer than --seconds"
+            hint = "give it more minutes, or time fewer --seconds or --benchmarks"
+            raise UserError(what, where=f"--minutes {self.minutes:g}", hint=hint)
         return (
             f"{self.minutes:g} minutes at most: {doctor_s:.0f} s for the doctor's checks, "
             f"{each_s:.0f} s for each of {len(self.configs)} configurations, of which "

@@ -158,7 +158,7 @@ def test_srun_accepts_each_node_by_its_own_gpus(tmp_path, machine, monkeypatch):
 
 
 def test_without_time_nothing_is_started(tmp_path, machine, monkeypatch):
-    monkeypatch.setattr(acceptance, "END_S", 600)
+    monkeypatch.setattr(acceptance, "LEAST_S", 600)
     done, texts, lines = accept(tmp_path)
     assert done.returncode == EXIT_FINDINGS and "no time was left" in lines[OPTIMIZED]["found"]
     assert json.loads(texts["verdicts.json"])["measured"] == {}
@@ -199,6 +199,7 @@ def test_an_interruption_keeps_what_was_measured(tmp_path, machine):
         (["--share", "nan"], "--share"),
         (["--minutes", "0"], "--minutes"),
         (["--minutes", "nan"], "--minutes"),
+        (["--minutes", "0.5"], "--minutes 0.5: 3 s for each of 4 configurations"),
         (["--seconds", "0"], "--seconds"),
         (["--out", "node.zip"], "node.zip"),
         (["--out", "README.md/node.tar.gz"], "README.md"),
