@@ -16,5 +16,5 @@ export PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}"
 "$PYTHON" -c 'import importlib.util, sys
 names = "mlperf_logging pydantic psutil cpuinfo pynvml rich jinja2 yaml pytest scipy sklearn google_crc32c torch".split()
 lacking = [name for name in names if importlib.util.find_spec(name) is None]
-sys.exit(f"error: {sys.executable} lacks {lacking}; systems/wheels.sh brings all but torch" if lacking else 0)' || exit 2
-"$PYTHON" -m common.measure.gpu_day --output "${OUT:-$root/results/throughput/gpu_day}" "$@"
+sys.exit(f"error: {sys.executable} lacks {lacking}; systems/wheels.sh brings all but torch, or PYTHON=.venv/bin/python names another Python" if lacking else 0)' || exit 2
+"$PYTHON" -m common.measure.gpu_day "$@"

@@ -54,8 +54,11 @@ def main() -> int:
     """Run the stages that are named, or all, then write table and page of all rows in the folder."""
     parser = argparse.ArgumentParser(prog="systems/gpu_day.sh", description=__doc__)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {ROWS.name}; default: all")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the rows' JSON files")
-    parser.add_argument("--page", type=Path, default=ROOT / "report" / "gpu_day.html")
+    text = "folder of the rows' JSON files; default: $OUT, else results/throughput/gpu_day"
+    output = os.environ.get("OUT") or ROOT / "results" / "throughput" / "gpu_day"
+    parser.add_argument("--output", type=Path, default=output, help=text)
+    text = "the page of all rows; default: report/gpu_day.html"
+    parser.add_argument("--page", type=Path, default=ROOT / "report" / "gpu_day.html", help=text)
     args = parser.parse_args()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if num_gpus else 0.0

@@ -111,6 +111,15 @@ def test_an_unknown_stage_is_named(monkeypatch, capsys):
     assert gpu_day.main() == 2 and "'chek'; did you mean check?" in capsys.readouterr().err
 
 
+def test_no_option_is_required_and_each_has_its_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_day", "--help"])
+    with pytest.raises(SystemExit):
+        gpu_day.main()
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "[--output OUTPUT] [--page PAGE]" in help_text
+    assert "results/throughput/gpu_day" in help_text and "report/gpu_day.html" in help_text
+
+
 def inspect_bert(name, part):
     done = ttt_here("inspect", part, "language_bert", name, "--size", "mini", "--batch-size", 4, "--json")
     return done.returncode, json.loads(done.stdout)
