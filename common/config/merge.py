@@ -134,5 +134,9 @@ def extend(base: str, settings: Iterable[str], head: str) -> str:
 
 def to_yaml(config: RunConfig) -> str:
     """Return a configuration as logs state it: without folders of this machine."""
-    text: str = yaml.safe_dump(config.stated(), sort_keys=False, default_flow_style=None, width=110)
-    return hide_folders(text)
+    return hide_folders(as_yaml(config.stated()))
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=110)
+    return text

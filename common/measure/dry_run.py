@@ -3,8 +3,10 @@
 One rank is really set up, in a process group whose other ranks are not there; its step computes no value.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from common.config.merge import to_yaml
+from common.config.merge import as_yaml
 from common.config.schema import Loaded
 from common.evidence.recipes import flat
-from common.repository import benchmark_module
+from common.repository import benchmark_module, relative_path
 from common.training import distributed, memory
 from common.training.benchmark import Benchmark
 from common.training.method import Batch
@@ -31,8 +33,10 @@ STATES_PER_PARAMETER = {"adamw": 2, "sgd": 1, "decoupled_sgd": 1, "lars": 1, "la
 
 def describe_run(loaded: Loaded, num_ranks: int) -> str:
     """Describe the merged configuration, the origin of each key, and the set-up of a run."""
-    config = loaded.config
-    lines = ["# configuration", *to_yaml(config).splitlines(), "# where each key was written"]
+    config, values = loaded.config, loaded.config.model_dump()
+    read = Path(os.path.normpath(config.data_directory))
+    values["data"]["directory"] = relative_path(read)  # which no log names
+    lines = ["# configuration", *as_yaml(values).splitlines(), "# where each key was written"]
     lines += [f"#   {key}: {where}" for key, where in list_origins(loaded)]
     lines += [f"# changed by {change}" for change in loaded.changes]
     kind = benchmark_module(config.benchmark).Benchmark

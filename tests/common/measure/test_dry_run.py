@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from common.measure.dry_run import activation_bytes
-from common.repository import benchmarks
+from common.measure.dry_run import activation_bytes, describe_run
+from common.repository import ROOT, benchmarks
+from common.training.load import load_config
 from common.training.step import Training
 from tests.command import ttt
 from tests.runs import make_benchmark
@@ -32,6 +33,15 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
         loss = training.loss(outputs, batch.targets)
     assert loss.isfinite() and counted == pytest.approx(sum(saved.values()), rel=0.01)
     assert counted > 1e5
+
+
+@pytest.mark.parametrize(
+    ("named", "read"), [("data/x", "data/x"), ("../x", f"{ROOT.parent}/x"), ("/tmp/x", "/tmp/x")]
+)
+def test_a_dry_run_shows_the_folder_that_is_read(named, read):
+    settings = ["data.num_train_samples=640", f"data.directory={named}"]
+    loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
+    assert f"\ndata: {{directory: {read}," in describe_run(loaded, 1)
 
 
 @pytest.mark.on_demand
