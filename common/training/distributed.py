@@ -4,6 +4,7 @@ With one rank no group is started, and every function here returns at once. NCCL
 """
 
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,7 +41,8 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         store.set_timeout(TIMEOUT)
     else:
         store = None
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = meeting_point()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, _ = meeting_point()
+        look_up(host)
     on_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
     if on_gpu:
         if 1 < count <= rank_info.local_rank:  # one alone: srun shows each rank its own
@@ -65,6 +67,16 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
     yield
     barrier()  # nobody hangs up while another still reads
     dist.destroy_process_group()
+
+
+def look_up(host: str) -> None:
+    """Raise UserError for a name that is unknown here: torch would try for the whole of `TIMEOUT`."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", "") or error
+        hint = "set MASTER_ADDR to the name or address of the first machine"
+        raise UserError(f"cannot be looked up here ({reason})", where=f"'{host}'", hint=hint) from error
 
 
 def backend() -> str:

@@ -11,9 +11,9 @@ from common.errors import UserError
 from common.measure import scaling
 from common.repository import benchmark_module
 from common.run import launch
-from common.training import ranks
+from common.training import distributed, ranks
 from common.training.load import load_config
-from common.training.ranks import RankInfo
+from common.training.ranks import STORE, RankInfo
 from language_bert.data.batches import typical_lengths
 from tests.command import one_line, run_ranks, ttt
 from tests.common.training import train_exactly
@@ -145,6 +145,16 @@ def test_ranks_of_a_slurm_step_meet_on_its_first_host():
     assert ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == ("a", "1")
     with pytest.raises(UserError, match="MASTER_ADDR"):
         ranks.meeting_point({})
+
+
+@pytest.mark.parametrize("host", ["nohost.invalid", "", "x" * 70])
+def test_a_meeting_point_without_an_address_is_named_at_once(host, monkeypatch):
+    for name, value in {"MASTER_ADDR": host, "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(STORE, raising=False)
+    message = f"'{host}': cannot be looked up here .*; set MASTER_ADDR"
+    with pytest.raises(UserError, match=message), distributed.process_group(RankInfo(rank=0, world_size=2)):
+        pass
 
 
 def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
