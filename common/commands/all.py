@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
             sets[benchmark, name] = launch.plan_run_set(
                 loaded, results=args.results.resolve(), runs=args.runs, seed=None, num_ranks=num_ranks
             )
-    with run_sets.lock_folders([planned.directory for planned in sets.values()] if args.continues else []):
+    with run_sets.lock_folders([planned.directory for planned in sets.values()]):
         for key, planned in sets.items():
             sets[key] = run_sets.apply_options(planned, args)
             system.write_description(planned.loaded.config, args.systems, planned.system)

@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
         return seal.seal_for_beacon(run_sets.apply_options(run_set, args), args.seal)
     if args.seed_from:
         run_set = seal.derive_run_set(run_set, args.seed_from, continues=args.continues)
-    with run_sets.lock_folders([run_set.directory] if args.continues else []):
+    with run_sets.lock_folders([run_set.directory] if args.index is None else []):
         run_set = run_sets.apply_options(run_set, args, args.seed)
         if args.resume is not None:
             run_set = resume.resume_run_set(run_set, args.resume, seed=args.seed)

@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
-    """Lock folders for the runs that are missing in them; waits for another process that does the same.
+    """Lock folders for the runs that are made in them; waits for another process that does the same.
 
     Raises UserError where nothing can be written.
     """
@@ -69,7 +69,7 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
             with explain_os_error(UNWRITABLE, directory):
                 make_folder(directory)
-                held.enter_context(locked(directory / ".continued", "makes the missing runs of this folder"))
+                held.enter_context(locked(directory / ".running", "makes the runs of this folder"))
         yield
 
 

@@ -245,6 +245,18 @@ def test_a_set_is_sealed_on_no_machine_that_would_refuse_its_runs(mount_disk):
     assert not list(disk.rglob(SEAL))
 
 
+@pytest.mark.parametrize(
+    ("words", "is_locked"), [([], True), (["--continue"], True), (["--index", "3"], False)]
+)
+def test_two_sets_in_one_folder_wait_for_each_other(tmp_path, monkeypatch, words, is_locked):
+    def hold(folders):
+        raise UserError(f"holds {folders}")
+
+    monkeypatch.setattr(run_sets, "lock_folders", hold)
+    locked = [planned(tmp_path).directory] if is_locked else []
+    assert refused(tmp_path, *words) == f"holds {locked}"
+
+
 def below_torchrun(monkeypatch, rank):
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
