@@ -67,7 +67,7 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
     """
     with ExitStack() as held:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
-            with explain_os_error(UNWRITABLE, directory):
+            with explain_os_error(UNWRITABLE, directory, hint="choose another folder with --results DIR"):
                 make_folder(directory)
                 held.enter_context(locked(directory / ".running", "makes the runs of this folder"))
         yield

@@ -257,6 +257,12 @@ def test_two_sets_in_one_folder_wait_for_each_other(tmp_path, monkeypatch, words
     assert refused(tmp_path, *words) == f"holds {locked}"
 
 
+def test_a_folder_of_results_that_cannot_be_made_is_refused_with_fitting_advice(tmp_path):
+    (tmp_path / "file").touch()
+    why = refused(tmp_path / "file" / "results")
+    assert "(Not a directory); choose another folder with --results" in why and "--force" not in why
+
+
 def below_torchrun(monkeypatch, rank):
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
