@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from common import yaml_file
+from common.errors import UserError
 from common.evidence.compare.factors import evaluation_minutes
 from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
@@ -77,8 +79,11 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
     """Our own log has its head and what repeats it; its evaluations, blocks and run_stop are whole."""
     if not log.is_ours:
         return
-    if not log.settings:
-        yield Found(0, "no configuration in its head")
+    try:
+        if not yaml_file.parse("\n".join(log.settings), "the configuration in its head").values:
+            yield Found(0, "no configuration in its head")
+    except UserError as error:
+        yield Found(0, str(error))
     if log.first("run_start"):
         needed_once = (*STATED.keys() - {*SETTINGS}, *ALSO_NEEDED)  # K103 asks for those
         yield from (Found(0, f"no {key}") for key in sorted(needed_once) if log.first(key) is None)

@@ -183,7 +183,14 @@ def without(key, *names):
     return edit_all(key, drop)
 
 
+def disable_head(line):
+    """Replace the settings by one line under the title of the configuration."""
+    return lambda lines: [line if text.startswith("#   ") else text for text in lines]
+
+
 LEFT_OUT = {
+    "a head of comments": disable_head("#   # none"),
+    "a head that is no YAML": disable_head("#   {"),
     "head": lambda lines: [line for line in lines if not line.startswith("# ---")],
     "name": remove("configuration_name"),
     "name and size": chain(remove("configuration_name"), remove("benchmark_size")),
