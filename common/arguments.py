@@ -138,7 +138,7 @@ def settle_folders(args: argparse.Namespace) -> None:
     if args.paths and options.get("results", usual) != usual:
         raise UserError("stands beside a PATH", where=f"--results {args.results}", hint="leave one out")
     args.paths = args.paths or [args.results]
-    if (systems := options.get("systems")) and not systems.is_dir():
+    if (systems := options.get("systems")) and not os.path.isdir(systems):
         raise UserError("no such folder", where=f"--systems {systems}")
 
 

@@ -44,9 +44,13 @@ def find_logs(path: Path) -> Iterator[Path]:
     Folders named `study` below it are passed over: their runs answer other questions than a score. A path
     that lies inside one is read.
     """
-    if not path.exists() and not path.is_symlink():
-        raise UserError("no such file or folder", where=printable(str(path)))
-    if not path.is_dir():
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError("no such file or folder", where=printable(str(path))) from error
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=printable(str(path))) from error
+    if not os.path.isdir(path):
         _require_log(path)
         yield path
         return
@@ -79,7 +83,7 @@ def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 def _require_log(path: Path) -> None:
     """Raise UserError unless a file is called like a result or holds a record, as far as it can be read."""
-    if _is_result(path.name) or not path.is_file():
+    if _is_result(path.name) or not os.path.isfile(path):
         return
     with suppress(OSError), path.open("rb") as stream:  # the reader says why
         if f"{TOKEN}{{".encode() not in stream.read(SEARCHED_BYTES):

@@ -50,7 +50,7 @@ def page_path(out: Path, name: str) -> Path:
 
     Raises UserError unless it can be written; the folder need not be there yet.
     """
-    page = out if out.suffix == ".html" and not out.is_dir() else out / name
+    page = out if out.suffix == ".html" and not os.path.isdir(out) else out / name
     with explain_os_error("cannot write here", printable(str(out)), hint="choose another --out"):
         tempfile.TemporaryFile(dir=existing_folder(page.parent)).close()
     return page

@@ -4,6 +4,7 @@ Limits hold before anything is read: a header says how long a name or a file is.
 """
 
 import gzip
+import os
 import shutil
 import tarfile
 import tempfile
@@ -27,7 +28,7 @@ WANTED = (".txt", ".json", ".jsonl")  # logs, seals and descriptions; code stays
 
 
 def is_archive(path: Path) -> bool:
-    return path.name.endswith(SUFFIXES) and path.is_file()
+    return path.name.endswith(SUFFIXES) and os.path.isfile(path)
 
 
 class Member(tarfile.TarInfo):

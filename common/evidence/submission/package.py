@@ -311,7 +311,7 @@ def refuse_existing(out: Path) -> None:
         raise UserError("not a kind of archive that is written", where=str(out), hint="name it NAME.tar.gz")
     if os.path.lexists(out):
         raise UserError(NO_OVERWRITE, where=str(out))
-    if not out.parent.is_dir():
+    if not os.path.isdir(out.parent):
         raise UserError("its folder does not exist", where=str(out))
 
 

@@ -216,6 +216,12 @@ def test_a_folder_deeper_than_a_path_may_be_long_is_refused(tmp_path, limited):
         refused(limited(verb, ".", cwd=tmp_path), "File name too long")
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 300 + ".tar.gz"])
+def test_a_name_that_is_too_long_is_refused(tmp_path, name):
+    for words in (("check", name), ("score", name), ("check", tmp_path, "--systems", name)):
+        refused(ttt(*words), name[:200], "no such folder" if "--systems" in words else "File name too long")
+
+
 def test_lines_end_as_the_parser_ends_them():
     assert parse_log(b"#\r\n" * MAX_LINES, "here").problems[0].text.startswith("no record")
     assert "lines" in parse_log(b"#\r" * (MAX_LINES + 1), "here").problems[0].text
