@@ -57,8 +57,7 @@ def find_logs(path: Path) -> Iterator[Path]:
     for folder, folders, files in walk(path):
         if STUDY in folders:
             folders.remove(STUDY)
-        links = [n for n in folders if os.path.islink(folder / n) and not _is_result(n)]
-        yield from (folder / name for name in links + [name for name in folders + files if _is_result(name)])
+        yield from (folder / name for name in folders + files if _is_result(name))
 
 
 def find_files(paths: Iterable[Path], pattern: str) -> list[Path]:

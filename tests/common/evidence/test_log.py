@@ -106,6 +106,7 @@ def test_a_full_log_cannot_lower_its_target(golden):
 def test_links_are_refused_and_a_bad_file_does_not_hide_the_others(golden, tmp_path):
     folder = golden.write(tmp_path, golden.set())
     (folder / "result_5.txt").symlink_to("/etc/passwd")
+    (folder / "notes").symlink_to(tmp_path.parent)  # no result by its name
     (folder / "result_10.txt").write_bytes(b"\xff\xfe\x00")
     (found,) = load([tmp_path, folder])
     assert [log.path.rpartition("_")[2] for log in found.logs] == [f"{n}.txt" for n in (0, 1, 2, 3, 4, 5, 10)]
