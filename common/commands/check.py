@@ -24,13 +24,13 @@ from pathlib import Path
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Finding, audit_paths
-from common.evidence.paths import find_others, shown_as
+from common.evidence.paths import find_others, is_archive, shown_as
 from common.evidence.records import printable
 from common.evidence.rules import RULES
 from common.evidence.rules.rounds import ROUNDS
 from common.evidence.sealed.replies import load_roots
 from common.evidence.submission import official
-from common.evidence.submission.archive import is_archive, unpacked
+from common.evidence.submission.archive import unpacked
 
 RULE_FACTS = ("id", "severity", "message", "section")
 OURS = "; ".join(f"{name} {', '.join(rulesets)}" for name, rulesets in official.RULESETS.items())

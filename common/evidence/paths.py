@@ -15,6 +15,7 @@ OTHERS = (  # benchmarks of MLPerf Training, by the names of their folders
     "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
     "llama31_8b flux1 retinanet"
 )
+ARCHIVES = (".tar.gz", ".tgz", ".tar")
 OTHER_BENCHMARKS = frozenset(OTHERS.split())
 SEARCHED_BYTES = 2**20  # of the start of a file; a head without a record has a few kilobytes
 _UNPACKED: dict[Path, Path] = {}  # folder -> the archive whose members lie in it
@@ -80,10 +81,17 @@ def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
         yield Path(folder), folders, files
 
 
+def is_archive(path: Path) -> bool:
+    return path.name.endswith(ARCHIVES) and os.path.isfile(path)
+
+
 def _require_log(path: Path) -> None:
     """Raise UserError unless a file is called like a result or holds a record, as far as it can be read."""
     if _is_result(path.name) or not os.path.isfile(path):
         return
+    if is_archive(path):
+        what = "is no log but an archive, which `ttt check` alone reads"
+        raise UserError(what, where=printable(str(path)), hint="unpack it, and name the folder")
     with suppress(OSError), path.open("rb") as stream:  # the reader says why
         if f"{TOKEN}{{".encode() not in stream.read(SEARCHED_BYTES):
             raise UserError(f"is no log: no line with '{TOKEN}{{'", where=printable(str(path)))

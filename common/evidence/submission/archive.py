@@ -4,7 +4,6 @@ Limits hold before anything is read: a header says how long a name or a file is.
 """
 
 import gzip
-import os
 import shutil
 import tarfile
 import tempfile
@@ -18,17 +17,12 @@ from common.errors import UserError
 from common.evidence.log import MAX_BYTES, MAX_PROBLEMS
 from common.evidence.records import printable
 
-SUFFIXES = (".tar.gz", ".tgz", ".tar")
 MAX_MEMBERS = 100_000
 MAX_TOTAL_BYTES = 2 * 2**30  # of all members, those too that stay packed
 MAX_NAME_BYTES = 64 * 2**10  # of a long name or of other extra headers
 MAX_END_BYTES = 2**20  # after the last member; tar fills its last block of 10 KiB
 GZIP = b"\x1f\x8b"
 WANTED = (".txt", ".json", ".jsonl")  # logs, seals and descriptions; code stays packed
-
-
-def is_archive(path: Path) -> bool:
-    return path.name.endswith(SUFFIXES) and os.path.isfile(path)
 
 
 class Member(tarfile.TarInfo):

@@ -150,7 +150,7 @@ def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path, li
     first, last = done.stderr.splitlines()
     assert done.returncode == 2 and "A001 error" in first and "../result_0.txt" in first
     assert "no result_" in last and "package.tar.gz" in last and tempfile.gettempdir() + "/tmp" not in last
-    refused(limited("score", "package.tar.gz", cwd=tmp_path), "package.tar.gz", "is no log")
+    refused(limited("score", "package.tar.gz", cwd=tmp_path), "package.tar.gz", "no log but an archive")
 
 
 def add_sparse(folder, lines):
