@@ -80,6 +80,7 @@ class Score:
     source: str
     mixture: str = ""  # where the runs stop to be of one recipe; such a set has no score
     disturbed: tuple[str, ...] = ()  # the runs that were, and by what
+    missed: tuple[str, ...] = ()  # the runs without a time to the target, and why
     scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
 
     @property
@@ -218,6 +219,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         mixture=mixture,
         scaling_factor=factor,
         disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
+        missed=tuple(f"{printable(log.path)}: {why}" for log in logs if (why := why_missed(log))),
     )
 
 
@@ -280,6 +282,20 @@ def run_of(log: Log) -> Run:
     )
 
 
+def why_missed(log: Log) -> str:
+    """Return why a run has no time to its target; '' where it has one."""
+    starts, stops = (len(log.events(key)) for key in ("run_start", "run_stop"))
+    if not log.is_readable:
+        return log.problems[0].text
+    if (starts, stops) != (1, 1):
+        return f"{starts} run_start and {stops} run_stop stand in its log; a run has one of each"
+    if log.minutes is None:
+        return "run_stop is not later than run_start"
+    accuracy = f"{log.curve[-1].accuracy:.5f}" if log.curve else "missing"
+    missed = f"status {printable(log.status, 40)}; last accuracy {accuracy}, target {log.target:g}"
+    return "" if log.is_converged else missed
+
+
 def _rate(samples: float | None, minutes: float) -> float | None:
     return samples / (60 * minutes) if samples and samples > 0 and minutes > 0 else None
 
@@ -337,14 +353,15 @@ def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
 def notes(scores: Sequence[Score]) -> list[str]:
     """Return what must be said beside these scores."""
     lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
-    return lines + [f"disturbed: {text}" for s in scores for text in s.disturbed]
+    lines += [f"disturbed: {text}" for s in scores for text in s.disturbed]
+    return lines + [f"missed: {text}" for s in scores for text in s.missed]
 
 
 def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:
     """Return a score for JSON, where a run that missed its target has null minutes."""
     figures = (
         "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "
-        "samples_per_s evaluation_share quality disturbed scaling_factor "
+        "samples_per_s evaluation_share quality disturbed missed scaling_factor "
         "scaled_minutes"
     )
     parts = {name: getattr(score, name) for name in ("interval", "split", "factors")} | {"speedup": speedup}

@@ -26,6 +26,7 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
     score, theirs = comparison.score, comparison.published
     runs = f"{score.num_converged} of {len(score.runs)} runs"
     yield f"{score.source}: {runs} of {score.benchmark or 'unknown'} {score.configuration}, {score.label}"
+    yield from (f"  missed: {text}" for text in score.missed)
     if comparison.why_not or theirs is None:
         yield f"  not compared: {comparison.why_not}"
         yield from convergence_lines(comparison.convergence)

@@ -105,6 +105,15 @@ def test_aborted_and_below_target_runs_count_as_infinite(golden):
     assert scored([*good, ["unreadable"]]).num_converged == 5
 
 
+def test_a_missed_run_is_named_with_the_reason(golden):
+    good = golden.set()
+    found = scored([good[0], ["binary \0"], good[1] + good[2], aborted(good[3]), below_target(good[4])])
+    assert [text.split(":")[0] for text in found.missed] == ["1", "2", "3", "4"]
+    words = ("binary", "2 run_start and 2 run_stop", "status aborted", "target 0.759")
+    assert all(word in text for word, text in zip(words, found.missed, strict=True))
+    assert notes([found])[-4:] == [f"missed: {text}" for text in found.missed]
+
+
 def test_a_score_that_counts_a_miss_has_no_interval_of_the_others(golden):
     good, slow = golden.set(), golden.set(configuration="baseline", block_s=80)
     one = scored([*good[:4], aborted(good[4])], "fast")

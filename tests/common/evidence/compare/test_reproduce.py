@@ -135,6 +135,7 @@ def test_unreadable_and_unreached_runs_are_not_reproduced(golden, tmp_path):
     missed = golden.timeline("resnet", [(60, 66, 1000, 0.5)])
     done = ttt("reproduce", golden.write(tmp_path, [missed, missed, missed]))
     assert done.returncode == 1 and "NOT REPRODUCED: no score" in done.stdout
+    assert done.stdout.count("\n  missed: ") == 3
     (tmp_path / "result_0.txt").write_text("")
     assert ttt("reproduce", tmp_path / "result_0.txt").returncode == 1
 
