@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,9 +32,10 @@ class CsvFiles(Store):
 
     def flush(self) -> None:
         replaced = {to_cell(key) for key in self.changed}
-        for name, rows_of in (("runs.csv", run_rows), ("measurements.csv", measurement_rows)):
-            path = self.out / name
-            rows = [row for row in read_rows(path) if row["run"] not in replaced]
+        files = {self.out / "runs.csv": run_rows, self.out / "measurements.csv": measurement_rows}
+        earlier = {path: read_rows(path) for path in files}  # both, before one is written
+        for path, rows_of in files.items():
+            rows = [row for row in earlier[path] if row["run"] not in replaced]
             new = (row for run in self.changed.values() for row in rows_of(run))
             rows += [{column: to_cell(value) for column, value in row.items()} for row in new]
             if self.changed:
@@ -71,11 +73,13 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of an earlier export; none without a file. Raises UserError for another file."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file, suppress(UnicodeDecodeError, csv.Error):
         reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ())[: len(KEYS)] != KEYS:
-            raise UserError("was not written by `ttt export`", where=str(path), hint="choose another --out")
-        return [{name: text for name, text in row.items() if text} for row in reader]
+        rows = [{name: text for name, text in row.items() if text} for row in reader]
+        is_ours = tuple(reader.fieldnames or ())[: len(KEYS)] == KEYS
+        if is_ours and all(row.keys() >= {*KEYS} and None not in row for row in rows):
+            return rows
+    raise UserError("was not written by `ttt export`", where=str(path), hint="choose another --out")
 
 
 def to_csv(rows: Sequence[Row]) -> str:

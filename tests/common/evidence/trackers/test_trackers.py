@@ -86,6 +86,19 @@ def test_ctrl_c_ends_following_with_130_and_what_was_written_is_whole(results, t
     assert sorted(os.listdir(tmp_path / "out")) == ["measurements.csv", "runs.csv"]  # no lock, no draft
 
 
+FOREIGN = {"not UTF-8": b"\xff", "a huge cell": b"run,start\n" + b"a" * 200_000, "no run": b"run,start\n,1\n"}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_files_of_others_are_refused_and_both_stay_as_they_are(results, tmp_path, content):
+    for name, other in (("runs.csv", "measurements.csv"), ("measurements.csv", "runs.csv")):
+        (tmp_path / name).write_bytes(content)
+        (tmp_path / other).write_text("run,start\n")
+        line = one_line(ttt_here("export", results[0], "--to", "csv", "--out", tmp_path))
+        assert f"{name}: was not written by `ttt export`" in line
+        assert (tmp_path / name).read_bytes() == content and (tmp_path / other).read_text() == "run,start\n"
+
+
 def test_a_log_that_has_not_grown_for_a_day_ends_following(results, tmp_path, monkeypatch, to_export):
     folder, path, _ = results
     monkeypatch.setattr(export, "POLL_S", 0.01)
