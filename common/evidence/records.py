@@ -48,6 +48,9 @@ class Problem(NamedTuple):
     line: int
     text: str
 
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
+
 
 def is_rounded(number: float) -> bool:
     """True for a value of up to six digits, or of half precision."""
@@ -166,5 +169,5 @@ def make_event(record: object, line: int) -> Event | Problem:
     if not isinstance(key, str) or not isinstance(metadata, dict):
         return Problem("record", line, "key is not text, or metadata is not an object")
     if type(time_ms) is not int or not 0 <= time_ms < MAX_TIME_MS:
-        return Problem("time", line, printable(time_ms, 40))
+        return Problem("time", line, f"time_ms is {printable(time_ms, 40)}")
     return Event(time_ms, key, value, str(record.get("event_type", "")), metadata, line)

@@ -286,7 +286,7 @@ def why_missed(log: Log) -> str:
     """Return why a run has no time to its target; '' where it has one."""
     starts, stops = (len(log.events(key)) for key in ("run_start", "run_stop"))
     if not log.is_readable:
-        return log.problems[0].text
+        return str(log.problems[0])
     if (starts, stops) != (1, 1):
         return f"{starts} run_start and {stops} run_stop stand in its log; a run has one of each"
     if log.minutes is None:

@@ -64,7 +64,7 @@ class Exporter:
     def export_log(self, log: Log) -> None:
         run = read_run(log)
         if run is None:
-            problem = log.problems[0].text if log.problems else "its clock has not started"
+            problem = str(log.problems[0]) if log.problems else "its clock has not started"
             self.left_out[log.path] = problem
             return
         self.left_out.pop(log.path, None)
