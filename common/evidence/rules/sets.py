@@ -139,7 +139,7 @@ def settings_of(log: Log, keys: Iterable[str]) -> dict[str, list[str]]:
     settings: dict[str, list[str]] = {}
     for event in log.events(*keys):
         settings.setdefault(event.key, []).append(printable(event.value, 60))
-    return {key: sorted(values) for key, values in settings.items()}
+    return {key: sorted({*values}) for key, values in settings.items()}
 
 
 @rule("S414", "strict", HYPERPARAMETERS, breaks=change_budget)

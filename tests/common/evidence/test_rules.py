@@ -285,6 +285,13 @@ def test_rules_have_distinct_ids_a_message_and_a_section():
     assert all(about.message and about.section for about in RULES)
 
 
+def test_two_runs_in_one_file_are_named_as_such_and_not_as_other_settings(golden):
+    good = golden.set()
+    findings = audit(run_set([*good[:4], good[4] + golden.log(index=5)]))
+    assert ("K101", "here/result_4.txt") in {(finding.rule, finding.path) for finding in findings}
+    assert not ids(findings) & {"S405", "S411", "S416"}
+
+
 def test_a_broken_file_does_not_hide_the_others(golden):
     findings = audit(run_set([["binary \0"], *golden.set()[:3], golden.log(index=3)[:-1]]))
     places = {(finding.path, finding.rule) for finding in findings}
