@@ -6,6 +6,7 @@ never compare the accuracy with the target: see rules/ beside this file.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,7 @@ CHECKERS = {  # name -> code that runs it, and words of its last line where it p
     "seeds": (SEEDS, "PASSED", "FAILED"),
     "RCP": (MODULE.format("rcp_checker"), "RCP test PASSED", "RCP test FAILED"),
 }
+FAILED_CHECK = re.compile(r"(?:CHECK for .*\n.*\n)?failed test: .*")  # a record stands in between
 BYPASSED = "with --rcp-bypass: MLCommons has no reference convergence points of size mini"
 LOG = ("--log_output", "log")  # in the empty folder in which a checker runs
 SEEDS_ASKED = "4.1.0"  # the round from which the rules, and not the checker alone, ask for seeds
@@ -375,5 +377,6 @@ def _ask(checker: str, path: str, ruleset: str, *arguments: str, timeout_s: floa
         return say(verdict="crashed", detail=printable(lines[-1] if lines else "no answer"))
     if failed in last:
         errors = [line for line in lines if line.startswith("ERROR") and not line.endswith(failed)]
-        return say(verdict="FAILED", detail=printable((errors or lines[:-1] or [""])[-1]))
+        checks = [re.sub(r"\n.*\n", " ", check) for check in FAILED_CHECK.findall(text)]
+        return say(verdict="FAILED", detail=printable((errors or checks or lines[:-1] or [""])[-1]))
     return say(verdict="SUCCESS")

@@ -7,7 +7,7 @@ import pytest
 
 from common.evidence import system
 from common.evidence.log import RunSet, read_log
-from common.evidence.rules.rule import chain, edit, miss_target, remove, replace_record, retime, rewrite
+from common.evidence.rules.rule import add, chain, edit, miss_target, remove, replace_record, retime, rewrite
 from common.evidence.submission import official
 from tests.common.evidence.conftest import of_another_suite
 
@@ -83,3 +83,9 @@ def test_logs_that_the_next_round_accepts_are_not_refused_by_their_date(golden, 
     (verdict,) = official.judge(run_set, chosen)
     assert (verdict.ruleset, verdict.verdict, verdict.refuses) == ("2.0.0", "FAILED", chosen is not None)
     assert chosen or "ruleset 3.0.0 accepts them" in verdict.why
+
+
+def test_a_refusal_names_the_check_that_failed(golden, tmp_path):
+    (verdict,) = official.judge(submitted(golden, tmp_path, add("run_start", key="init_stop")), "2.0.0")
+    assert "CHECK for 'init_stop' failed in line " in verdict.detail
+    assert verdict.detail.endswith("failed test: not s['run_started']")
