@@ -16,6 +16,7 @@ from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
 
 MAX_FOUND = 10  # findings of one rule in one log
+OF_FILES = ("S406", "S418", "S420")  # the rules that count the results of a set, also one that cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,12 @@ def audit_log(log: Log) -> list[Finding]:
 
 def audit_set(run_set: RunSet) -> list[Finding]:
     """Audit what the logs of a set share, its seal, and the description of its system."""
-    findings = find_broken_rules("S", run_set.readable, run_set.lead) if run_set.readable else []
+    findings = []
+    if run_set.readable:
+        of_logs = find_broken_rules("S", run_set.readable, run_set.lead)
+        findings = [finding for finding in of_logs if finding.rule not in OF_FILES]
+        files = sorted(run_set.logs, key=lambda log: not log.is_readable)
+        findings += find_broken_rules(OF_FILES, files, run_set.lead)
     findings += find_broken_rules("C", read_sealing(run_set), run_set.lead)
     system = describe_set(run_set)
     return findings + (find_broken_rules("Y", system, run_set.lead) if system else [])
@@ -222,11 +228,11 @@ def _read_brief(path: Path) -> tuple[Log, list[Finding]]:
     return log.brief(), audit_log(log)
 
 
-def find_broken_rules(families: str, subject: object, log: Log) -> list[Finding]:
-    """Return the findings of the rules of these families; `log` is their place, unless they name another."""
+def find_broken_rules(families: Sequence[str], subject: object, log: Log) -> list[Finding]:
+    """Return the findings of these families or rules; `log` is their place, unless they name another."""
     findings = []
     for rule in RULES:
-        if rule.id[0] in families:
+        if rule.id.startswith(tuple(families)):
             places = list(rule.check(subject))
             if len(places) > MAX_FOUND:
                 more = places[MAX_FOUND]._replace(text=f"{len(places) - MAX_FOUND} more of these")

@@ -133,7 +133,7 @@ def shape_findings(run_set: RunSet) -> list[str]:
     folder = lead.file.parent
     if folder.is_symlink() or folder.parent.is_symlink():
         findings.append(f"{where}: is reached through a link")
-    taken = {log.file.name for log in run_set.logs if log.file}
+    taken = {Path(log.path).name for log in run_set.logs}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         is_known = entry.name in SEALED_FILES or (RESULT.fullmatch(entry.name) and entry.name in taken)
         if not is_known or not entry.is_file(follow_symlinks=False):
@@ -153,7 +153,7 @@ def shape_findings(run_set: RunSet) -> list[str]:
 def stated_findings(run_set: RunSet) -> list[str]:
     """Return what the logs of a run set do not state, or state so that it cannot be published."""
     where, lead = run_set.folder, run_set.lead
-    findings = [f"{log.path}: not a log of this suite" for log in run_set.logs if not log.is_ours]
+    findings = [f"{log.path}: not a log of this suite" for log in run_set.readable if not log.is_ours]
     findings += [f"{log.path}: a study is no submission" for log in run_set.logs if log.is_study]
     for what, name in (("configuration", lead.configuration), ("benchmark", lead.header("benchmark"))):
         if not NAME.fullmatch(name):

@@ -73,6 +73,8 @@ def read_recipe(log: Log, threads: int | None = None) -> Recipe:
 
     Raises UserError for a log that cannot be replayed on this machine.
     """
+    if not log.is_readable:
+        raise UserError(f"cannot be read: {log.problems[0]}", where=log.path)
     if not log.is_ours or log.first("run_start") is None:
         raise UserError("is no log of this suite, or its run ended before the clock started", where=log.path)
     if log.is_resumed:

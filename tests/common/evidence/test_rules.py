@@ -296,6 +296,7 @@ def test_a_broken_file_does_not_hide_the_others(golden):
     findings = audit(run_set([["binary \0"], *golden.set()[:3], golden.log(index=3)[:-1]]))
     places = {(finding.path, finding.rule) for finding in findings}
     assert places >= {("here/result_0.txt", "P001"), ("here/result_4.txt", "K101")}
+    assert not ids(findings) & {"S406", "S418", "S420"}  # all five are there
 
 
 def test_a_run_that_was_cut_off_may_leave_an_interval_open(golden):

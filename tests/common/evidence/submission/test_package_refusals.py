@@ -74,8 +74,9 @@ def replace(old, new, *numbers):
 )
 def test_a_run_set_that_cannot_be_published_is_refused(work, change, message):
     change(work / RESNET)
-    refused(package(RESNET, "--out", "package"), message)
+    refused(done := package(RESNET, "--out", "package"), message)
     assert not (work / "package").exists()
+    assert ("not one of" in done.stdout) == ("not one of" in message) and "of this suite" not in done.stdout
 
 
 def test_secrets_in_a_log_are_named_by_line_and_kind_and_never_shown(work):

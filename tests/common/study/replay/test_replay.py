@@ -112,6 +112,8 @@ def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_
 
 def test_what_is_no_log_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("a sentence")
+    (tmp_path / "result_0.txt").write_bytes(b"\0")
+    assert "cannot be read: binary" in one_line(ttt_here("check", "--replay", tmp_path / "result_0.txt"))
     assert "is no log" in one_line(ttt_here("check", "--replay", tmp_path / "notes.txt"))
     assert "no such file" in one_line(ttt_here("check", "--replay", tmp_path / "result_9.txt"))
 
