@@ -177,6 +177,13 @@ def positive(text: str) -> float:
     return number
 
 
+def svg_file(text: str) -> Path:
+    """The `type` of an argument: the file of a picture, which is always written as SVG."""
+    if not text.lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"'{text}' does not end in .svg, and the picture is an SVG")
+    return Path(text)
+
+
 def spread_settings(words: Sequence[str]) -> list[str]:
     """Return the words with a `--set` before every setting, where several stand after one."""
     spread: list[str] = []

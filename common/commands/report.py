@@ -12,9 +12,8 @@ examples:
 """
 
 import argparse
-from pathlib import Path
 
-from common.arguments import add_shared, repository_path
+from common.arguments import add_shared, repository_path, svg_file
 from common.errors import EXIT_OK
 from common.evidence.audit import audit_paths
 from common.evidence.ledger import find_ledgers
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
     add_shared(parser, "--out", help=page, default=repository_path("report"), metavar="PATH")
     plot = "write the plot of quality against time instead"
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help=plot)
+    parser.add_argument("--plot", type=svg_file, metavar="FILE.svg", help=plot)
     skipped = "skip the official checkers (up to 1 s a log)"
     parser.add_argument("--no-official", action="store_true", help=skipped)
 

@@ -31,9 +31,8 @@ examples:
 
 import argparse
 import json
-from pathlib import Path
 
-from common.arguments import add_shared
+from common.arguments import add_shared, svg_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
@@ -50,11 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="NAME", help=text)
     margin = "0.05: within 5 %% counts as equal"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
-    parser.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
     entries = "print the sets below the paths as entries of reported.yaml"
-    parser.add_argument("--entries", action="store_true", help=entries)
+    other.add_argument("--entries", action="store_true", help=entries)
     plot = "write the plot of samples to target by batch size instead"
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help=plot)
+    other.add_argument("--plot", type=svg_file, metavar="FILE.svg", help=plot)
     add_shared(parser, "--json")
 
 

@@ -177,6 +177,7 @@ def test_report_writes_one_file_and_nothing_else(both, tmp_path):
 @pytest.mark.parametrize("out", ["/proc/x", __file__, f"{__file__}/page"])
 def test_report_looks_where_it_will_write_before_it_reads_anything(out):
     assert "cannot write here" in one_line(ttt("report", "nowhere", "--out", out))
+    assert "does not end in .svg" in one_line(ttt("report", "nowhere", "--plot", "x.png"))
 
 
 @pytest.mark.slow
