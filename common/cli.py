@@ -327,6 +327,8 @@ def answer(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_USAGE
+    except SystemExit as end:  # argparse has printed the help of a command
+        return int(end.code or 0)
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED

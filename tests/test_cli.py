@@ -151,3 +151,10 @@ def test_a_signal_before_the_command_begins_is_told_in_one_line(monkeypatch):
 
     monkeypatch.setattr(cli, "handle_ending_signals", interrupt_at_once)
     assert one_line(ttt_here("list"), code=130) == "error: interrupted"
+
+
+def test_help_that_nobody_reads_is_lost_output():
+    process = start(TTT, "check", "--help")
+    process.stdout.close()
+    assert process.wait(60) == 141 and process.stderr.read() == ""
+    process.stderr.close()
