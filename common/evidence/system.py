@@ -169,7 +169,7 @@ def read(path: Path, *, takes_repeated: bool = False) -> object:
         raise ValueError(TOO_DEEP)
     hook = dict if takes_repeated else unique
     try:
-        return json.loads(text, object_pairs_hook=hook, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=hook, parse_constant=_no_constant, parse_int=_short_integer)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} in line {error.lineno}") from error
 
@@ -178,11 +178,22 @@ def _no_constant(text: str) -> object:
     raise ValueError(f"{text} is not JSON")
 
 
+def _short_integer(text: str) -> int:
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"a number has more than {MAX_LENGTH} digits")
+    return int(text)
+
+
 def file_problems(path: Path) -> list[str]:
-    """Return a line for each fault of a description file: unreadable, fields, another name than its own."""
+    """Return a line for each fault of a description file: unreadable, fields, another name than its own.
+
+    Raises UserError for a file that the system does not open.
+    """
     try:
         description = read(path)
     except ValueError as error:
+        if isinstance(error.__cause__, OSError):
+            raise UserError(str(error), where=printable(str(path))) from error
         return [printable(str(error))]
     faults = problems(description)
     name = description.get("system_name") if isinstance(description, dict) else None

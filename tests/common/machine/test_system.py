@@ -178,7 +178,7 @@ def ready(**changes):
         (b'{"cooling": "' + b"x" * 2**20 + b'"}', "larger than 1 MiB"),
         (b'{"cooling": "air", "cooling": "water"}', "'cooling' is written twice"),
         (b'{"number_of_nodes": NaN}', "NaN is not JSON"),
-        (b'{"number_of_nodes": ' + b"9" * 5000 + b"}", "limit"),
+        (b'{"number_of_nodes": ' + b"9" * 5000 + b"}", "x.json: a number has more than 4000 digits"),
         (ready(number_of_nodes=10**400), "number_of_nodes: not a usable number"),
         (ready(number_of_nodes="many"), "number_of_nodes: 'many' is not a whole number"),
         (ready(accelerators_per_node=8), "accelerators_per_node: must be text"),
@@ -211,9 +211,11 @@ def test_what_is_no_file_is_a_finding(tmp_path):
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "link.json").symlink_to(READY)
     os.mkfifo(tmp_path / "pipe.json")
-    for path in (*tmp_path.iterdir(), tmp_path / "missing.json"):
+    for path in tmp_path.iterdir():
         done = ttt("system", "--check", path)
         assert (done.returncode, done.stderr) == (1, ""), path
+    for option in ("--check", "--missing"):
+        assert "missing.json: No such file" in one_line(ttt("system", option, tmp_path / "missing.json"))
 
 
 @pytest.mark.parametrize(
