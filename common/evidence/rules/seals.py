@@ -44,7 +44,7 @@ ZERO = "0" * 64
 
 def find_breaks(logs: list[Log]) -> Iterator[Found]:
     """Yield the first records whose hash is not that of what stands before them."""
-    what = "what stands between the record before and this line was changed, added or removed after it"
+    what = "the record before this one, or a line between them, was changed, added or removed"
     for log in logs:
         breaks = log.chain.breaks if log.chain else ()
         more = f"; {len(breaks) - MAX_BREAKS} more in this log" if len(breaks) > MAX_BREAKS else ""
