@@ -17,7 +17,7 @@ A set is sealed before its first run; with --seal and --seed-from a later public
 examples:
   ttt run language_bert optimized --size mini --runs 3
   ttt run image_classification baseline --size mini --set optimizer.learning_rate=0.1
-  ttt run language_bert optimized-unpad --size mini
+  ttt run language_bert optimized-fused_qkv --size mini
   ttt run image_classification optimized --size full --dry-run
   ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue

@@ -33,6 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make only the runs that are missing in the results folder, with new numbers and seeds",
     )
+    add_options_of_runs(parser)
+
+
+def add_options_of_runs(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of run sets but --continue: a study always makes only the runs that are missing."""
     parser.add_argument(
         "--fail-fast", action="store_true", help="stop at the first run that does not converge"
     )

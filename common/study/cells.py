@@ -11,13 +11,13 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.arguments import add_shared, seed, whole_number
 from common.config.names import find_base, short_name
-from common.config.schema import Loaded
+from common.config.schema import Loaded, RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import Log, read_log
@@ -97,8 +97,7 @@ def add_options(
     plan = "say what is there, what would run and how long, then stop"
     parser.add_argument("--dry-run", action="store_true", help=plan)
     add_shared(parser, "--nproc")
-    run_sets.add_options(parser)
-    parser.set_defaults(continues=True)
+    run_sets.add_options_of_runs(parser)
     add_shared(parser, "--json", "--data", "--results")
 
 
@@ -122,6 +121,9 @@ def run(study: Study, args: argparse.Namespace) -> int:
     """
     planned = plan_run_sets(study, args)  # a mistake is told before a folder is made
     if args.dry_run:
+        names = [cell.configuration for cell in study.cells]
+        configs = [run_set.loaded.config for run_set in planned]
+        check_builds(dict(zip(names, configs, strict=True)))
         show(study, planned)
         return EXIT_OK
     with run_sets.lock_folders([study.folder]):
@@ -142,6 +144,17 @@ def run(study: Study, args: argparse.Namespace) -> int:
         if unfinished := [run_set for run_set in planned if missing(run_set)]:
             code = max(code, run_sets.run_all(unfinished, sys.argv[1:], fail_fast=args.fail_fast))
     return code
+
+
+def check_builds(configs: Mapping[str, RunConfig]) -> None:
+    """Build a model of each configuration, as a run does. Raises UserError where a method refuses."""
+    from common.measure.steptime import buildable
+
+    for name, config in configs.items():
+        try:
+            buildable(config)
+        except UserError as error:
+            raise UserError(f"cannot be built: {error}", where=name) from None
 
 
 def name_cell(benchmark: str, configuration: str, mark: str) -> str:
@@ -242,9 +255,9 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
         time = "?" if seconds is None else f"{seconds:.0f}"
         counts = max_samples(run_set.loaded.config), run_set.num_done, missing(run_set)
         rows.append([cell.name, f"{cell.budget:g}", *(f"{count:,}" for count in counts), time, source])
-    columns = ("cell", "budget", "samples", "there", "to run", "s a run", "says")
+    columns = ("cell", "budget", "samples", "there", "to run", "s a run", "estimate from")
     console = open_console(TABLE_WIDTH)
-    console.print(make_table("", columns, rows, left=("cell", "says")))
+    console.print(make_table("", columns, rows, left=("cell", "estimate from")))
     run_s = {name: seconds for name, (seconds, _) in expected.items()}
     todo = [(missing(run_set), run_s[run_set.cell]) for run_set in planned]
     minutes = sum(number * (seconds or 0) for number, seconds in todo) / 60
@@ -277,7 +290,7 @@ def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> tuple[float |
         if pace:
             start_s, sample_s = pace
             return start_s + sample_s * num_samples, source
-    return None, "the first run will"
+    return None, "known after the first run"
 
 
 def read_pace(directories: Sequence[Path]) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ examples:
   ttt sweep language_bert baseline optimized --size mini --budgets 0.25,0.5,0.75,1 --seeds 3
   ttt sweep image_classification baseline optimized --size mini --dry-run
   ttt sweep language_bert baseline optimized --size mini --price 0.35
-  ttt sweep language_bert baseline baseline+ema optimized-unpad --size mini
+  ttt sweep language_bert baseline baseline+ema optimized-fused_qkv --size mini
   ttt sweep language_bert baseline optimized --size mini --trials 8 --seeds 2 --study trials
 """
 

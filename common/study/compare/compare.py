@@ -223,7 +223,9 @@ class Command:
 def compare(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Compare two configurations; returns the exit code, and the path of the figures where there are some."""
     command = Command(args, Console(highlight=False, soft_wrap=True))
-    command.configs  # noqa: B018 - a mistake is told before anything else
+    configs = command.configs  # a mistake is told before anything else
+    if args.dry_run:
+        cells.check_builds(dict(zip((args.a, args.b), configs, strict=True)))
     code = command.compare_steps() if args.steps else command.compare_runs()
     return code, command.json_path if command.json_path.is_file() else None
 

@@ -44,6 +44,13 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("command", ["sweep", "compare", "compare --steps"])
+def test_a_dry_run_refuses_a_configuration_that_cannot_be_built(tmp_path, command):
+    words = (*command.split(), "bert", "baseline", "optimized-unpad", "--size", "mini")
+    refusal = one_line(ttt_here(*words, "--dry-run", "--results", tmp_path))
+    assert "optimized-unpad: cannot be built: methods.fused_qkv: needs unpad before it" in refusal
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

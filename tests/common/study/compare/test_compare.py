@@ -100,7 +100,7 @@ def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_pa
     done, made = steps(1.02, "--max-runs", "6", noise=0.02, stops_at=2)
     assert done.returncode == 130 and made == [0, 1] and "2 pairs" in done.stdout
     assert len(read(tmp_path)["results"][0]["pairs"]) == 2
-    done, made = steps(1.02, "--max-runs", "6", "--continue", noise=0.02)
+    done, made = steps(1.02, "--max-runs", "6", noise=0.02)
     assert done.returncode == 0 and made[0] == 2 and len(read(tmp_path)["results"][0]["pairs"]) > 2
     message = one_line(steps(1.02, "--set", "optimizer.learning_rate=0.1")[0])
     assert "other configurations" in message and "--study NAME" in message
