@@ -1,4 +1,4 @@
-"""Names of configurations with changes: `baseline+ema`, `optimized-fused_qkv`, `baseline+optimizer.momentum=0.8`.
+"""Names of configurations with changes: `baseline+ema`, `optimized-fused_qkv`, `baseline+target=0.7`.
 
 A name begins with a configuration of the benchmark, or with the path of a YAML file. After it `+METHOD` adds
 a method and `-METHOD` leaves one out; `+METHOD.KEY=VALUE` changes one setting of a method, which it adds if

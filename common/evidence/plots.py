@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, TypeVar
 
 import matplotlib
@@ -88,9 +89,13 @@ def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
             accuracies = [point.accuracy for point in log.curve]
             axes.plot(times, accuracies, color=colour, marker=".", lw=1, alpha=0.8, label=name)
             name = "_"  # matplotlib's word for: not in the legend
-    target = run_sets[0].lead.target
-    if target < 1:
-        axes.axhline(target, color=INK, lw=0.8, ls="--", label=f"target {target:g}")
+    targets: dict[float, list[str]] = {}
+    for run_set in run_sets:
+        targets.setdefault(run_set.lead.target, []).append(ascii_name(run_set.lead.configuration))
+    for (target, names), style in zip(sorted(targets.items()), cycle(("--", ":", "-.")), strict=False):
+        if target < 1:
+            of = f" ({', '.join(names)})" * (len(targets) > 1)
+            axes.axhline(target, color=INK, lw=0.8, ls=style, label=f"target {target:g}{of}")
     axes.set(xlabel=f"{label} since run_start", ylabel="quality", xlim=(0, None))
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, loc="best")

@@ -122,16 +122,34 @@ def _compare(run_set: RunSet, ours: Score, published: Mapping[str, Reported]) ->
 def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]:
     """Return a sentence for each score but the baseline's: how much faster than that, and how sure."""
     others = [s for s in scores if s.configuration != BASELINE] or list(scores)
-    return [_answer(entry, baseline_of(entry, scores), faster.get(entry.source)) for entry in others]
+    return [
+        _answer(entry, scores, faster.get(entry.source))
+        + "".join(_disturbance(each) for each in (entry, baseline_of(entry, scores)) if each)
+        for entry in others
+    ]
 
 
-def _answer(entry: Score, baseline: Score | None, speedup: Speedup | None) -> str:
-    name = entry.configuration
+def _disturbance(entry: Score) -> str:
+    """Say of a set whose runs were all disturbed that it measures nothing; '' of any other."""
+    num_runs = len(entry.runs)
+    if not num_runs or len(entry.disturbed) < num_runs:
+        return ""
+    return f" ({num_runs} of {num_runs} runs of {entry.configuration} disturbed: no measure.)"
+
+
+def _answer(entry: Score, scores: Sequence[Score], speedup: Speedup | None) -> str:
+    name, baseline = entry.configuration, baseline_of(entry, scores)
     if not entry.minutes:
         return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
     if baseline is None or baseline is entry or speedup is None:
+        targets = {score.target for score in scores if score.configuration == BASELINE} - {entry.target}
+        minutes = duration(entry.minutes, " minutes")
+        if baseline is None and targets:
+            listed = " or ".join(f"{target:g}" for target in sorted(targets))
+            of = f"with {BASELINE}, whose target is {listed}"
+            return f"{name} reaches its own target, {entry.target:g}, in {minutes}. It is not compared {of}."
         missing = "" if name == BASELINE else f" There is no one score of {BASELINE} to compare it with."
-        return f"{name} reaches the target in {duration(entry.minutes)} minutes.{missing}"
+        return f"{name} reaches the target in {minutes}.{missing}"
     num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:

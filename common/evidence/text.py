@@ -39,9 +39,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
-def duration(minutes: float) -> str:
-    """Return minutes, and seconds too where those are easier to read."""
-    return f"{minutes:.3f} ({minutes * 60:.1f} s)" if minutes < 5 else f"{minutes:.3f}"
+def duration(minutes: float, unit: str = "") -> str:
+    """Return minutes, with their unit in a sentence, and seconds too where those are easier to read."""
+    return f"{minutes:.3f}{unit}" + (f" ({minutes * 60:.1f} s)" if minutes < 5 else "")
 
 
 def percent(share: float) -> str:

@@ -84,6 +84,32 @@ def test_the_answer_says_how_much_faster_and_how_sure(golden, tmp_path, seconds,
         assert ("slower" in answer) == (min(seconds) > 100)
 
 
+def test_a_set_of_another_target_has_a_line_of_its_own_and_is_not_compared(golden, tmp_path):
+    for configuration, target in (("baseline", 0.9), ("closed", 0.5)):
+        lines = golden.log(size="mini", configuration=configuration)
+        golden.write(tmp_path, [edit("quality_target", value=target)(lines)])
+    run_sets = list(load([tmp_path]))
+    scores = [score(run_set) for run_set in run_sets]
+    (answer,) = answers(scores, speedups(scores))
+    assert answer.startswith("closed reaches its own target, 0.5, in ") and "minutes (" in answer
+    assert answer.endswith("It is not compared with baseline, whose target is 0.9.")
+    text = page(run_sets)
+    assert "target 0.5 (closed)" in text and "target 0.9 (baseline)" in text
+
+
+def test_the_answer_says_where_every_run_of_a_set_was_disturbed(golden, tmp_path):
+    def write(configuration, num_disturbed):
+        logs = golden.set(num_logs=2, configuration=configuration)
+        busy = edit("machine_load", value=40.0, cores=64, threads=32, steal=0.0)
+        golden.write(tmp_path, [busy(log) if n < num_disturbed else log for n, log in enumerate(logs)])
+
+    write("baseline", 1)
+    write("optimized", 2)
+    scores = [score(run_set) for run_set in load([tmp_path])]
+    (answer,) = answers(scores, speedups(scores))
+    assert answer.endswith(" (2 of 2 runs of optimized disturbed: no measure.)")
+
+
 def test_the_page_links_the_explorer_that_lies_beside(two_sets, whole, tmp_path):
     audited = [Audited(run_set=run_set, findings=()) for run_set in two_sets]
     (tmp_path / "explore.html").write_text("")
