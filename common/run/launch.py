@@ -29,7 +29,7 @@ from common.processes import delay_signals
 from common.repository import MODULE, WORKSPACE, hide_folders, mlperf_name, name_data
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
-from common.run.run_set import UNWRITABLE, Ended, RunSet
+from common.run.run_set import REPLAY, UNWRITABLE, Ended, RunSet
 from common.run.sealing import seal
 from common.run.sealing.anchoring import Anchoring
 from common.run.set_folder import choose_folder, num_threads
@@ -227,8 +227,9 @@ def run_once(
             ballast = reserve_disk_space(reserved)
             with undo_on_failure(ballast.close):
                 seal.start_run(run_set, number, reserved)
-            shown, path = os.path.relpath(reserved), reserved
-        print(f"{run_set.title}, run {number + 1}/{run_set.num_runs} -> {shown}", flush=True)
+            shown, path = "" if run_set.cell == REPLAY else os.path.relpath(reserved), reserved
+        place = f" -> {shown}" if shown else ""
+        print(f"{run_set.title}, run {number + 1}/{run_set.num_runs}{place}", flush=True)
         if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared
             anchors.watch(path)
         spec: dict[str, Any] = {
@@ -286,13 +287,17 @@ def take_part(hung_after_s: float) -> int:
 
 
 def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
-    """Close the log of an ended run if it is open, and print in one line how the run ended."""
+    """Close the log of an ended run if it is open, and print in one line how the run ended.
+
+    `shown` is the path of a log that is kept, else ''.
+    """
     why, was_open = failure or f"the process ended with code {code}", True
+    place = f"; {shown}" if shown else ""
     try:
         was_open = mllog.abort(path, reason=why)
     except FileNotFoundError:
         what = f"{failure}{'; ' if failure else ''}its result was removed while it ran, and is lost"
-        print(f"  aborted: {what}: {shown}", file=sys.stderr)
+        print(f"  aborted: {what}{place}", file=sys.stderr)
         return Ended(code or EXIT_FINDINGS, "lost", what)
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
@@ -307,12 +312,13 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     if is_study_end or log.is_converged:
         quality = log.curve[-1].accuracy if log.curve else math.nan
         outcome = f"to the end, quality {quality:.4f}" if is_study_end else "to the target"
-        print(f"  {'done' if is_study_end else 'success'}: {log.duration_s:.1f} s {outcome}; {shown}")
+        print(f"  {'done' if is_study_end else 'success'}: {log.duration_s:.1f} s {outcome}{place}")
         warn_after_end(log, failure)
         return Ended(code, "ended" if is_study_end else "converged", failure)
     has_failed = was_open or bool(failure)
     why = why if has_failed else "the target was not reached"
-    print(f"  aborted: {why}; the log is kept: {shown}", file=sys.stderr)
+    kept = f"; the log is kept: {shown}" if shown else ""
+    print(f"  aborted: {why}{kept}", file=sys.stderr)
     return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed", why)
 
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from common.config.schema import Loaded
 from common.training import ranks
 
+REPLAY = "replay"  # a cell whose result nobody keeps: its path is not printed
 HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
 UNWRITABLE = "cannot write results here"
 RESULT = re.compile(r"result_([0-9]{1,9})\.txt")

@@ -124,6 +124,8 @@ def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, mo
     assert ended.outcome == "converged" and "success: 20.0 s to the target" in out
     assert "the clock was set by -3600 s" in err
     assert launch.expected_seconds(tmp_path) == 20
+    launch.close_log(path, 1, "interrupted", "")  # of a replay, whose folder is removed
+    assert "result_0.txt" not in "".join(capsys.readouterr())
 
 
 def test_a_signal_that_was_held_back_counts_also_where_the_block_fails():

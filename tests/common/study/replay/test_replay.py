@@ -195,7 +195,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path):
     words = [sys.executable, "-m", "common.cli", "check", "--replay", BERT]
     process = start(*map(str, words), env=environment, start_new_session=True)
     try:
-        until(lambda: ", run 1/1 -> " in process.stdout.readline())
+        until(lambda: ", run 1/1" in process.stdout.readline())
         assert list(tmp_path.iterdir()) != []
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
