@@ -1,12 +1,15 @@
-"""Inspect a configuration on this device, on synthetic batches.
+"""Inspect a configuration on this device.
+
+All but neighbour take synthetic batches.
 
 graphs: 60 steps compiled and captured beside the same steps eagerly, with optimizer, averages and an
 evaluation; exit code 1 where losses or gradients differ, a graph was skipped or broken, or something was
 compiled late. Rounding to bf16 alone changes ResNet's gradients by their norm: add +precision=fp32 there.
 kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
 startup: the seconds of initialisation, with every form compiled, and of an evaluation.
-neighbour: the seconds of short real runs alone, beside a busy process, and beside one that comes under way,
-with several settings of OpenMP in turn; kept in results/throughput/. On prepared data, and a quiet machine.
+neighbour: the seconds of short real runs on prepared data: alone, beside a busy process, and beside one that
+comes under way, with several settings of OpenMP in turn. It needs a machine that nobody else uses. The
+figures are kept in results/throughput/.
 
 examples:
   ttt inspect graphs image_classification optimized+precision=fp32 --shapes 96 176
@@ -33,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         number, steps = whole_number(0, 100), whole_number(2, 10**6)
         parser.add_argument("--steps", type=steps, default=900, metavar="N", help="steps of a run")
         parser.add_argument("--rounds", type=number, default=3, metavar="N", help="runs of each kind")
-        pairs = "runs without neighbour, with the threads of before and of now in turn"
+        pairs = "pairs of quiet runs: with a thread on every core, then with as many as are free, as usual"
         parser.add_argument("--pairs", type=number, default=0, metavar="N", help=pairs)
         add_shared(parser, "--data", "--results")
     else:

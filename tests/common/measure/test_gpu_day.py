@@ -158,6 +158,7 @@ def test_a_model_that_is_not_compiled_is_a_finding(monkeypatch):
     monkeypatch.setattr(captured, "NUM_STEPS", FEW_STEPS)
     code, figures = inspect_bert("baseline", "graphs")
     assert code == 1 and not figures["is_ok"] and figures["num_graphs"] == 0
+    assert figures["reason"].startswith("nothing is compiled")
 
 
 def test_a_trace_is_summed_by_class_and_start_up_is_timed():
