@@ -44,8 +44,8 @@ MAX_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")  # a socket's path ha
 class Benchmark(benchmark.Benchmark):
     """Quality is top-1 accuracy on one centre crop of every image of the evaluation set.
 
-    Inputs are `x` (batch, 3, size, size), normalised float32, channels last; targets are `labels` (batch,)
-    int64.
+    Inputs are `x` (batch, 3, size, size), normalised, of `image_dtype` in training and float32 in evaluation,
+    channels last; targets are `labels` (batch,) int64.
     """
 
     config: Config
@@ -179,7 +179,7 @@ class Benchmark(benchmark.Benchmark):
             yield self.batch(images, batch)
 
     def batch(self, images: Images, loaded: PixelBatch) -> Batch:
-        """Return a loader's batch on the device, normalised, with labels."""
+        """Return a loader's batch: images on the device, normalised; labels still on the CPU."""
         pixels = torch.as_tensor(loaded.pixels).to(self.device, non_blocking=True)
         return Batch(
             inputs={"x": normalize(pixels) if pixels.dtype == torch.uint8 else pixels},

@@ -16,7 +16,10 @@ from common.errors import EXIT_OK
 from common.repository import SIZES, configurations, read_title
 
 FULL = "the benchmark itself; needs its data, and GPUs"
-MORE = "'ttt list methods' lists the methods, 'ttt run BENCHMARK NAME' times one"
+MORE = (
+    "'ttt run BENCHMARK CONFIGURATION' times a configuration\n"
+    "'ttt list methods' lists the methods, which a configuration applies"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -124,7 +124,7 @@ def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]
     others = [s for s in scores if s.configuration != BASELINE] or list(scores)
     return [
         _answer(entry, scores, faster.get(entry.source))
-        + "".join(_disturbance(each) for each in (entry, baseline_of(entry, scores)) if each)
+        + "".join(_disturbance(one) for one in (entry, baseline_of(entry, scores)) if one)
         for entry in others
     ]
 

@@ -314,14 +314,14 @@ def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     try:
         distributed.barrier()  # no rank opens the data before the clock runs
         status = "success" if run.train() else "aborted"
-        stopped, duration = time.time(), time.monotonic() - run.started
+        stopped, seconds = time.time(), time.monotonic() - run.started
         run.log.stop(
             "run_stop",
             time_ms=int(stopped * 1e3),
             status=status,
             samples=run.num_samples,
-            duration_ms=round(duration * 1e3),
-            clock_drift_ms=round((stopped - wall - duration) * 1e3),
+            duration_ms=round(seconds * 1e3),
+            clock_drift_ms=round((stopped - wall - seconds) * 1e3),
         )
     finally:
         run.log.close()

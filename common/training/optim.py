@@ -1,6 +1,7 @@
 """Optimizers and step-wise schedules of the published recipes.
 
-None of them asks the device for a value: norms, trust ratios and overflows stay tensors.
+None of them asks the device for a value: norms, trust ratios and overflows stay tensors. Apex's LAMB with
+fp16 is the exception: see `build_fused_lamb`.
 """
 
 import math

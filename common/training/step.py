@@ -63,8 +63,9 @@ class Training:
             torch.manual_seed(self.seed + self.rank_info.rank)  # ranks drop out different values
 
     def warm_up(self) -> None:
-        """Take the first steps on synthetic batches; weights, buffers and the CPU's random state come back.
+        """Run forward and backward passes of every shape on synthetic batches, and no step of the optimizer.
 
+        Weights, buffers and the CPU's random state come back.
         After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
         The largest shape comes first: smaller ones then use its memory again. Ranks exchange gradients at the
         first one only: they may have different numbers of shapes.

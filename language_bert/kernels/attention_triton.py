@@ -237,9 +237,9 @@ def attention_backward_queries_kernel(
     BLOCK_ROWS: tl.constexpr,
     STEP_ROWS: tl.constexpr,
 ):
-    """Compute the gradient of a block of queries, and the sum `deltas` of each row times its gradient.
+    """Compute the gradient of a block of queries, and of each output row the dot product with its gradient.
 
-    Keys past the end of the sequence have weight 0.
+    These products are `deltas`. Keys past the end of the sequence have weight 0.
     """
     head = tl.program_id(1)
     first, length = rows_of(cu_queries)

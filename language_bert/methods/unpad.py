@@ -1,7 +1,7 @@
 """Compute real tokens only.
 
-What. Concatenates the sequences of a batch without padding: the encoder runs on T tokens instead of B x S;
-attention stays within each sequence.
+What. Concatenates the sequences of a batch without padding: the encoder runs on the T real tokens instead
+of B x S places, for B sequences padded to length S; attention stays within each sequence.
 Effect on quality. None: loss and gradients equal the padded model's up to rounding.
 Effect on time. Padding is about half of the tokens (0.50 in the Wikipedia set and in size mini).
 Relieves. Forward pass, backward pass, evaluation: compute and memory traffic.
@@ -155,8 +155,8 @@ class Unpad(Method):
     class Config(Strict):
         round_to: CountOrAuto = Field(
             default=64,
-            description="tokens of a micro-batch are rounded up to a multiple of this; auto: 512 for 56 "
-            "sequences, doubled where these double",
+            description="tokens of a micro-batch are rounded up to a multiple of this; auto: 512 up "
+            "to 56 sequences, 1,024 up to 112, 2,048 up to 224, and so on",
         )
         balance_ranks: bool = Field(
             default=True,
