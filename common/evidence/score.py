@@ -27,6 +27,8 @@ UNVERIFIED = "unverified: Result not verified by MLCommons Association."
 NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons result messaging guidelines)
     "unverified": UNVERIFIED,
     "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
+    "provisional": f"provisional: fewer runs than MLPerf asks for, {NUM_RUNS['resnet']} of ResNet and "
+    f"{NUM_RUNS['bert']} of BERT.",
     "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
     "runs the one with the median score counts (of two middle ones the slower).",
     "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
@@ -43,6 +45,12 @@ NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons
     "Each recipe has a folder of its own; `ttt check` names the results that differ.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
 }
+COLUMNS = (  # of the tables that show everything
+    "evaluation, in per cent: share of the time. quality: geometric mean of the last evaluations. samples to "
+    "target: up to the evaluation that saw the target, mean of the runs that count. samples: up to where the "
+    "curve crosses the target between two evaluations, mean of the runs that converged. overshoot: the "
+    "minutes from there to the stop."
+)
 SPEEDUP = (
     "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "
     "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "

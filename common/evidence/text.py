@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.evidence.intervals import Estimate, Interval
-from common.evidence.score import Score, Speedup
+from common.evidence.score import COLUMNS, Score, Speedup
 
 DASH = "-"
 Form = Callable[[float], str]
@@ -25,7 +25,9 @@ TERMS = {  # column -> field of Factors
     "start-up": "startup",
     "overshoot": "overshoot",
 }
-TERMS_TITLE = "mean minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot"
+TERMS_TITLE = (
+    "mean minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot, the last three in minutes"
+)
 REST = (
     "`ttt score --wide` adds samples to target, samples/s, evaluation, quality, what the runs could show, "
     "and where the minutes went."
@@ -92,6 +94,7 @@ def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str]
     widest = max(Console(width=MAX_WIDTH).measure(table).maximum for table in tables if table)
     if is_wide or not console.is_terminal or widest <= console.width:
         Console(width=max(widest, console.width), highlight=False).print(*tables, sep="\n")
+        console.print(Text(COLUMNS))
     else:
         for group in groups:
             lines = compact_lines(group, faster, console.width)

@@ -11,7 +11,7 @@ from common.evidence import intervals
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules.rule import add, edit, place_of, remove
-from common.evidence.score import SPEEDUP, counting_window, notes, olympic_mean, score, speedups
+from common.evidence.score import COLUMNS, SPEEDUP, counting_window, notes, olympic_mean, score, speedups
 from tests.command import ttt_here as ttt
 
 aborted = edit("run_stop", status="aborted")
@@ -94,7 +94,7 @@ def sum_of(terms):
 def test_a_complete_set_is_unverified_and_a_short_one_provisional(golden):
     complete, short, proxy = map(scored, (golden.set(), golden.set()[:4], golden.set(size="mini")))
     assert complete.label == "unverified" and len(notes([complete])) == 1
-    assert short.label == "unverified, provisional"
+    assert short.label == "unverified, provisional" and "5 of ResNet" in " ".join(notes([short]))
     assert proxy.label == "unverified, proxy" and len(notes([proxy, *reported()])) == 3
 
 
@@ -270,7 +270,7 @@ def test_score_says_which_runs_count_and_names_the_scaled_score_too(golden, tmp_
     assert max(map(len, sentences.splitlines())) <= 140
     headers = ("95 %", "quality", "speed-up", "runs could", "samples/s", "overshoot", "mean minutes =")
     assert all(header in tables for header in headers)  # a pipe has no width: no column is dropped
-    parts = ("runs 2 to 6 of 6 by launch", "publishes the score times this factor", SPEEDUP)
+    parts = ("runs 2 to 6 of 6 by launch", "publishes the score times this factor", COLUMNS, SPEEDUP)
     assert all(part in " ".join(done.stdout.split()) for part in parts)
 
 
