@@ -1,8 +1,8 @@
 """Audit result logs: MLCommons' checkers with their own verdicts, then our rules.
 
 Takes result files, folders of them, whole submissions and archives (.tar.gz) of any MLPerf Training round
-with resnet or bert. A line for each broken rule: path:line: ID severity message (rule section). Warnings
-alone leave the exit code 0; an error, or a refusal by a checker that the rules ask for, makes it 1.
+with resnet or bert. A line for each broken rule: path:line: ID severity found: what; rule: which (section).
+Warnings alone leave the exit code 0; an error, or a refusal by a checker that the rules ask for, makes it 1.
 
 --ruleset names a round. The last with resnet was 4.0.0, with bert 5.0.0: of a later one the official package
 checker skips the benchmark, reads no log and prints SUCCESS, which is an error here (R701).
@@ -98,6 +98,6 @@ def archive_finding(path: Path, text: str) -> Finding:
         line=0,
         rule="A001",
         severity="error",
-        message=f"An archive holds regular files, each once, and none outside it: {text}",
+        message=f"found: {text}; rule: An archive holds regular files, each once, and none outside it",
         section="PEP 706",
     )

@@ -15,6 +15,7 @@ from common.evidence.rules.systems import describe_set
 from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
 
+SPELLED_OUT = {"RCP": "reference convergence points (RCP)"}
 MAX_FOUND = 10  # findings of one rule in one log
 OF_FILES = ("S406", "S418", "S420")  # the rules that count the results of a set, also one that cannot be read
 
@@ -110,14 +111,16 @@ class Audited:
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Return e.g. `compliance 2.1.0: 5 of 5 SUCCESS, package 2.1.0: SUCCESS`."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        groups.setdefault((verdict.checker, verdict.ruleset), []).append(verdict.verdict)
+        groups.setdefault((verdict.checker, verdict.ruleset), []).append(verdict)
     parts = []
-    for (checker, ruleset), words in groups.items():
+    for (checker, ruleset), same in groups.items():
+        words = [verdict.verdict for verdict in same]
         is_one = len(words) == 1 or set(words) == {"not run"}
         text = words[0] if is_one else f"{words.count('SUCCESS')} of {len(words)} SUCCESS"
-        parts.append(f"{checker} {ruleset}: {text}")
+        text += f" ({same[0].detail})" if set(words) == {"not run"} else ""
+        parts.append(f"{SPELLED_OUT.get(checker, checker)} {ruleset}: {text}")
     return ", ".join(parts) or "not run"
 
 
@@ -243,11 +246,12 @@ def find_broken_rules(families: Sequence[str], subject: object, log: Log) -> lis
 
 def _finding(rule: Rule, place: Found, log: Log) -> Finding:
     strict = "error" if log.is_ours else "warning"
+    message = f"found: {place.text}; rule: {rule.message}" if place.text else f"rule: {rule.message}"
     return Finding(
         path=place.path or log.path,
         line=place.line,
         rule=rule.id,
         severity=strict if rule.severity == "strict" else rule.severity,
-        message=printable(f"{rule.message}: {place.text}" if place.text else rule.message, 300),
+        message=printable(message, 300),
         section=rule.section,
     )

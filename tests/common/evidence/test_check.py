@@ -56,14 +56,14 @@ SEALED = {  # a change of a sealed set: exit code, what it is called, a line abo
     "C917": (
         0,
         "sealed, 1 not sealed",
-        f"{FOLDER}/result_4.txt: C917 warning A sealed set holds no result that is older than its seal: "
-        "result_4.txt lay here before runset.json was written (house: sealed run sets)\n",
+        f"{FOLDER}/result_4.txt: C917 warning found: result_4.txt lay here before runset.json was "
+        "written; rule: A sealed set holds no result that is older than its seal (house: sealed run sets)\n",
     ),
     "C918": (
         0,
         "sealed, 1 never ended",
-        f"{FOLDER}/runs.jsonl:9: C918 warning The list of runs states the end of each run that it starts:"
-        " no line ends result_4.txt: its launcher was killed, or the run still goes on "
+        f"{FOLDER}/runs.jsonl:9: C918 warning found: no line ends result_4.txt: its launcher was killed, "
+        "or the run still goes on; rule: The list of runs states the end of each run that it starts "
         "(house: sealed run sets)\n",
     ),
     "C919": (0, "sealed, 1 not started", "C919 warning"),
@@ -156,7 +156,7 @@ def test_a_wrong_number_of_runs_is_named_by_both(published, tmp_path, number):
     path.unlink() if number == 9 else shutil.copy(path, folder / "result_10.txt")
     done = ttt("check", tmp_path)
     assert done.returncode == 1
-    assert f"S406 warning A set has 5 runs (resnet) or 10 (bert): {number} instead of 10" in done.stdout
+    assert f"S406 warning found: {number} instead of 10; rule: A set has 5 runs (resnet)" in done.stdout
     assert "official package checker 2.1.0: FAILED" in done.stdout
 
 
