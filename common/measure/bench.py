@@ -73,7 +73,10 @@ def bench(
         )
         for row in throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes):
             report(row)
+        if any(rate["tokens_per_s"] for rate in figures["rates"]):
+            console.print("tokens/s leaves padding out")
         if has_parts:
+            console.print(f"parts of a step of {next(iter(runs))}, each timed alone:")
             figures["parts"] = measure_parts(first, seconds, console, report)
         for name in runs:
             if not shapes and (projection := project(name, figures)):
@@ -133,11 +136,11 @@ def measure_parts(
 def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = None) -> str:
     predicted = "" if predicted_per_s is None else f" (predicted: {predicted_per_s:.1f})"
     memory = "" if rate.memory_gb is None else f"  {rate.memory_gb:6.1f} GB"
-    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of copy"
+    traffic = "" if rate.bytes_share is None else f"  {rate.bytes_share:4.0%} of the copy"
     tokens = "" if rate.tokens_per_s is None else f"  {rate.tokens_per_s:9.0f} tokens/s"
     return (
         f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s"
         f"{predicted}{tokens}"
-        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, {rate.flops_share:.0%} of product"
-        f"{traffic}{memory}"
+        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, "
+        f"{rate.flops_share:.0%} of the matrix product{traffic}{memory}"
     )

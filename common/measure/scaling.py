@@ -14,7 +14,8 @@ from common.config.duration import BACKWARD
 from common.errors import UserError, nearest
 
 FORMULA = (
-    "step = compute + exchange - min(overlap x exchange, backward)",
+    "step = compute + exposed",
+    "exposed = exchange - min(overlap x exchange, backward): the part that the backward pass does not hide",
     "compute = fixed + batch per device x seconds per sample x imbalance",
     "exchange = 2 (n-1)/n x gradient bytes / (link share x slowest link) + buckets x hops x latency",
     "buckets = gradient bytes / 25 MB, hops = 2 log2(machines), at least 2; each rounded up",

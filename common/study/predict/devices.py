@@ -272,13 +272,15 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
 
 def describe(rows: Sequence[Row], assumptions: Sequence[str]) -> Iterator[str]:
     has_cost = rows[0]["cost"] is not None
-    heads = "machines devices  batch/device   step ms  exchange   exposed    samples/s  efficiency    minutes"
-    yield heads + "      cost" * has_cost
+    parts = "step ms  exchange ms  exposed ms"
+    heads = f"machines devices  batch/device   {parts}    samples/s  efficiency    minutes"
+    yield heads + "   cost, $" * has_cost
     for row in rows:
         step_ms, exchange_ms = (row["compute_s"] + row["exposed_s"]) * 1e3, row["exchange_s"] * 1e3
+        exposed_ms, samples_per_s = row["exposed_s"] * 1e3, row["samples_per_s"]
         yield (
             f"{row['machines']:8} {row['devices']:7} {math.ceil(row['batch'] / row['devices']):13,}"
-            f" {step_ms:9.1f} {exchange_ms:9.1f} {row['exposed_s'] * 1e3:9.1f} {row['samples_per_s']:12,.1f}"
+            f" {step_ms:9.1f} {exchange_ms:12.1f} {exposed_ms:11.1f} {samples_per_s:12,.1f}"
             f" {row['efficiency']:11.0%} {row['minutes']:10.2f}"
             + (f"{row['cost']:10,.2f}" if has_cost else "")
         )

@@ -22,6 +22,10 @@ from common.study.prices import Price
 
 ESTIMATES = "estimates"
 ELSEWHERE = "elsewhere"  # hardware without a name
+TITLES = {  # of prices that a person states
+    "own": "own machine, ${0.on_demand:g} an hour",
+    "any": "${0.on_demand:g} an hour of a device",
+}
 
 Record = dict[str, Any]
 
@@ -79,7 +83,7 @@ def describe(record: Record) -> Iterator[str]:
     yield f"  samples to the target: {samples['typical']:,.0f}, {samples['source']}{missed}; seeds: {seeds}"
     yield f"  rates: {shapes} ({rates['source']}); deviation {rates['noise']:.1%} {rates['noise_source']}"
     yield f"  devices: {record['scaling']}"
-    yield "  interval: of one further run, on logarithms; seeds, where known, and rate combined as squares"
+    yield "  interval: for one further run, from the spread over seeds, where known, and that of the rate"
 
 
 def headline(record: Record) -> str:
@@ -98,10 +102,10 @@ def describe_minutes(record: Record, end: str = "") -> str:
 
 
 def list_costs(record: Record, prices: Sequence[Price]) -> list[dict[str, Any]]:
-    """Return the dollars of an estimate at the prices of its hardware, on demand and spot."""
+    """Return the dollars of an estimate at the prices of its hardware: on demand and spot, or as stated."""
     rows = []
     for price in (price for price in prices if price.is_of(record["hardware"])):
-        for kind, spot in (("on demand", False), ("spot", True)):
+        for kind, spot in (("as stated" if price.cloud in TITLES else "on demand", False), ("spot", True)):
             low, cost, high = (
                 price.cost(record[name], record["devices"], num_machines=record.get("machines", 1), spot=spot)
                 for name in ("low", "minutes", "high")
@@ -113,7 +117,6 @@ def list_costs(record: Record, prices: Sequence[Price]) -> list[dict[str, Any]]:
 
 def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
     """Yield the cost at each price as a line; other devices have none without their figures."""
-    titles = {"own": "own machine, ${0.on_demand:g} an hour", "any": "${0.on_demand:g} an hour of a device"}
     usual = "{0.name:20} {0.cloud} {0.instance}, {0.num_devices}x {0.device}, {0.date}"
     others = []
     for price in prices:
@@ -124,7 +127,7 @@ def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
             "${dollars:.4g} {kind} (${low:.4g} to ${high:.4g})".format_map(row)
             for row in list_costs(record, [price])
         ]
-        yield f"  {titles.get(price.cloud, usual).format(price)}: {', '.join(costs)}"
+        yield f"  {TITLES.get(price.cloud, usual).format(price)}: {', '.join(costs)}"
     if others:
         yield f"  no cost without a rate there (--hardware, --measured): {', '.join(others)}"
 

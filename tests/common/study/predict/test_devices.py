@@ -53,7 +53,7 @@ def test_the_command_predicts_from_what_bench_measured():
     done = ttt_here("estimate", "--scaling", *where, "--bench", figures, "--json")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert [row["devices"] for row in answer["rows"]] == [1, 2, 4] and len(answer["formula"]) == 7
+    assert [row["devices"] for row in answer["rows"]] == [1, 2, 4] and len(answer["formula"]) == 8
     assert answer["rows"][0]["samples_per_s"] == pytest.approx(rate)
     assert 0 < answer["rows"][2]["efficiency"] < answer["rows"][1]["efficiency"] < 1
     assert any("deviates by 0.71" in line for line in answer["assumptions"])
