@@ -111,9 +111,9 @@ def test_a_run_and_all_that_follows_it(place, clone):
     commands = [
         ("check R", 0, "0 errors"),
         ("score R", 0, "optimized"),
-        ("report --explore R -o explore.html", 0, "1 runs"),
+        ("report --explore R -o explore.html", 0, "1 run,"),
         ("report R --no-official", 0, "wrote report/index.html"),
-        (package, 1, "1 runs, and bert has exactly 10"),
+        (package, 1, "1 run, and bert has exactly 10"),
     ]
     check_all(place, commands)
     assert {path.name for path in place.folder.iterdir()} >= {"explore.html", "report", "data", "R", "S"}

@@ -20,6 +20,7 @@ from dataclasses import asdict
 
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.records import counted
 from common.machine import preflight, torch_build
 from common.machine.line import FAULT, WARNING, Line
 from common.repository import IS_INSTALLED
@@ -66,5 +67,6 @@ def show(checked: Iterable[Line], as_json: bool, started: float) -> int:
         print(json.dumps({"lines": lines, "faults": faults, "warnings": warnings}, indent=1))
     else:
         seconds = time.monotonic() - started
-        print(f"{faults} faults, {warnings} warnings, {len(lines)} lines in {seconds:.1f} s")
+        found_faults = f"{counted(faults, 'fault')}, {counted(warnings, 'warning')}"
+        print(f"{found_faults}, {len(lines)} lines in {seconds:.1f} s")
     return EXIT_FINDINGS if faults else EXIT_OK

@@ -11,6 +11,7 @@ from common.config.schema import RunConfig
 from common.evidence.compare.reported import load_reported
 from common.evidence.disturbance import SPARE
 from common.evidence.intervals import error_factors
+from common.evidence.records import counted
 from common.machine import gpus, hardware, record, system
 from common.machine.line import FAULT, OK, WARNING, Line, warning
 from common.measure.without_gpu import gpu_model
@@ -137,7 +138,7 @@ def from_model(config: RunConfig, num_ranks: int) -> Expectation | None:
 def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:
     """Judge the doctor's lines; `trouble` is why there are no more of them, None where all were made."""
     faults, warnings = ([line for line in checks if line.state == state] for state in (FAULT, WARNING))
-    text = f"{len(faults)} faults, {len(warnings)} warnings in {len(checks)} checks"
+    text = f"{counted(len(faults), 'fault')}, {counted(len(warnings), 'warning')} in {len(checks)} checks"
     state, advice = FAILED, LONGER
     if trouble is not None:
         text += f", then {trouble}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.evidence.log import Log, RunSet, read_all, read_brief, read_log
 from common.evidence.paths import STUDY, find_logs, find_sets, label
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.rules import RULES, Found, Rule
 from common.evidence.rules.copies import Beside
 from common.evidence.rules.rounds import Chosen
@@ -91,8 +91,9 @@ class Audited:
         kind = " (mini: a proxy)" if self.run_set.is_proxy else ""
         num_warnings = len(self.findings) - self.num_errors
         yield (
-            f"{self.run_set.folder}: {len(self.run_set.logs)} logs{kind}; {self.seal}{'; ' * bool(self.seal)}"
-            f"rules: {self.num_errors} errors, {num_warnings} warnings; "
+            f"{self.run_set.folder}: {counted(len(self.run_set.logs), 'log')}{kind}; "
+            f"{self.seal}{'; ' * bool(self.seal)}"
+            f"rules: {counted(self.num_errors, 'error')}, {counted(num_warnings, 'warning')}; "
             f"official checkers: {summary(self.verdicts)}"
             f"{'; time-stamps: ' * bool(self.anchors)}{self.anchors}"
         )
@@ -221,7 +222,7 @@ def first_of_rules(findings: Sequence[Finding]) -> list[str]:
     """Name the first place of each broken rule, and count the others."""
     groups = [(same, len({finding.path for finding in same})) for same in by_rule(findings)]
     return [
-        f"{same[0]}; {len(same) - 1} more, in {num_logs} logs" if len(same) > 1 else str(same[0])
+        f"{same[0]}; {len(same) - 1} more, in {counted(num_logs, 'log')}" if len(same) > 1 else str(same[0])
         for same, num_logs in groups
     ]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA
 from common.evidence.log import Log
-from common.evidence.records import Event, finite
+from common.evidence.records import Event, counted, finite
 
 SPARE = 0.3  # cores that other programs, or a host, may take
 JUMP = 1.75  # times slower than its siblings in one block
@@ -47,7 +47,8 @@ def disturbed_cores(event: Event) -> Iterator[str]:
     cores, steal, threads = (event.number(key) or 0.0 for key in ("cores", "steal", "threads"))
     computing = 0.0 if event.metadata.get("gpus") else threads  # beside a GPU they wait
     if others > SPARE and others + computing > cores + SPARE:
-        yield f"other programs used {others:.1f} of {cores:g} cores, beside {threads:g} threads"
+        beside = counted(round(threads), "thread")
+        yield f"other programs used {others:.1f} of {cores:g} cores, beside {beside}"
     if steal > SPARE:
         yield f"the host took {steal:.1f} of {cores:g} cores"
 
@@ -74,7 +75,8 @@ def summarize_disturbance(log: Log) -> str:
         return f"other programs came: {number} thread(s) from step {step} on: this time is no measure"
     if not blocks:
         return ""
-    return f"{len(blocks)} of {num_blocks} blocks were disturbed ({blocks[0].text}): this time is no measure"
+    of = f"{len(blocks)} of {counted(num_blocks, 'block')}"
+    return f"disturbed in {of} ({blocks[0].text}): this time is no measure"
 
 
 def disturbed_runs(logs: Sequence[Log]) -> dict[int, str]:

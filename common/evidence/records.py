@@ -26,6 +26,11 @@ NEEDED = ("time_ms", "key", "value", "metadata")
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 run`, `2 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 class Event(NamedTuple):
     """One record. `time_ms` is wall clock since 1970, `line` counts from 1."""
 

@@ -21,7 +21,7 @@ from common.evidence.ledger import Ledger
 from common.evidence.log import Log, RunSet
 from common.evidence.page import fill_template, save_page
 from common.evidence.plots import ascii_name, draw, draw_quality
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, baseline_of, notes, score, speedups
 from common.evidence.text import between, duration, number, score_cells
@@ -73,7 +73,10 @@ def render(
     explorers = [path for path in (folder / EXPLORER, folder.parent / EXPLORER) if path.is_file()]
     return fill_template(
         Path(__file__).parent / "templates" / "report.html",
-        {form.__name__: form for form in (number, between, lines, by_rule, summary, describe_system)},
+        {
+            form.__name__: form
+            for form in (number, counted, between, lines, by_rule, summary, describe_system)
+        },
         link=lambda path: link(path, folder),
         sections=[
             _section([(entry.run_set, ours) for entry, ours in checked if ours.group == group], faster)
@@ -153,7 +156,7 @@ def _answer(entry: Score, scores: Sequence[Score], speedup: Speedup | None) -> s
     num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:
-        runs = f"{num_runs[0]} run{'s' * (num_runs[0] > 1)} each"
+        runs = f"{counted(num_runs[0], 'run')} each"
     if speedup.interval is None:
         has_miss = any(len(score.converged) < len(score.counting) for score in (entry, baseline))
         is_single = min(num_runs) < 2

@@ -22,6 +22,7 @@ from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY
+from common.evidence.records import counted
 from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
@@ -265,7 +266,9 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
     if any(seconds is None for _, seconds in todo):
         takes = "; the first one will tell how long they take"
     total = sum(number for number, _ in todo)
-    console.print(f"to run: {total} runs{takes}" if total else "nothing is missing: every cell has its runs")
+    console.print(
+        f"to run: {counted(total, 'run')}{takes}" if total else "nothing is missing: every cell has its runs"
+    )
     return run_s
 
 

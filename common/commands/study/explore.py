@@ -23,7 +23,7 @@ from common.arguments import add_shared, repository_path
 from common.errors import EXIT_OK
 from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import find_logs, find_studies
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.report import EXPLORER, page_path
 from common.files import save_text
 
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
     size = file.stat().st_size / 1e6
     predicted = sum(point.kind == "predicted" for point in others)
     print(
-        f"wrote {printable(str(file))}: {num_runs:,} runs, {len(rates)} bench results, "
-        f"{predicted} predictions, {size:.1f} MB"
+        f"wrote {printable(str(file))}: {counted(num_runs, 'run')}, {counted(len(rates), 'bench result')}, "
+        f"{counted(predicted, 'prediction')}, {size:.1f} MB"
     )
     return EXIT_OK

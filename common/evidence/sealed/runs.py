@@ -8,6 +8,7 @@ from typing import NamedTuple
 from common.evidence.log import Log, RunSet
 from common.evidence.paths import label, result_name
 from common.evidence.recipes import Recipe, of_configuration, software
+from common.evidence.records import counted
 from common.evidence.sealed.seal import Derived, Ended, Extended, Seal, SealedSet, Started, read_sealed
 
 
@@ -151,7 +152,7 @@ class Sealing:
         if self.extensions:
             times = f" {len(self.extensions)} times, first" if len(self.extensions) > 1 else ""
             num_known = self.extensions[0].num_known
-            parts.append(f"extended{times} after {num_known} run{'s' * (num_known != 1)}")
+            parts.append(f"extended{times} after {counted(num_known, 'run')}")
         parts += [f"{len(self.unsealed)} not sealed"] * bool(self.unsealed)
         parts += [f"{len(self.unended)} never ended"] * bool(self.unended)
         parts += [f"{self.num_not_started} not started"] * bool(self.num_not_started)

@@ -20,7 +20,7 @@ from common.errors import UserError
 from common.evidence.audit import Finding, audit, audit_sets, find_broken_rules
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import UNCOUNTED, label
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.rules.systems import read_description
 from common.evidence.sealed.chain import digest, is_chained
 from common.evidence.sealed.runs import read_sealing
@@ -146,7 +146,9 @@ def shape_findings(run_set: RunSet) -> list[str]:
             what = f"{num_ended} runs came to their end, and {SEAL} decided {seal.num_runs}"
             findings.append(f"{where}: {what}; make the set again in a new folder, without more runs")
     elif len(run_set.logs) != expected:
-        findings.append(f"{where}: {len(run_set.logs)} runs, and {benchmark} has exactly {expected}")
+        findings.append(
+            f"{where}: {counted(len(run_set.logs), 'run')}, and {benchmark} has exactly {expected}"
+        )
     return findings
 
 

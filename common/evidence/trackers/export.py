@@ -9,6 +9,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.evidence.log import Log, read_log
 from common.evidence.paths import find_sets
+from common.evidence.records import counted
 from common.evidence.text import duration
 from common.evidence.trackers.store import Store
 from common.evidence.trackers.tracked_run import RUNNING, TrackedRun, read_run
@@ -122,5 +123,5 @@ def export_runs(paths: Sequence[Path], store: Store, *, follows: bool, report: C
     for path, why in exporter.left_out.items():
         report(f"{path}: left out: {why}")
     sets = {run.set_name for run in exporter.runs.values()}
-    report(f"{len(exporter.runs)} runs of {len(sets)} sets -> {store}")
+    report(f"{counted(len(exporter.runs), 'run')} of {counted(len(sets), 'set')} -> {store}")
     return len(exporter.runs)

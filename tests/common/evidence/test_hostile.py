@@ -192,7 +192,7 @@ def test_a_crafted_log_is_refused_in_one_line_and_reaches_no_checker(golden, tmp
     assert done.returncode == 1 and done.stderr == ""
     refusal, summary = done.stdout.splitlines()
     assert "result_5.txt: P001 error" in refusal and word in refusal
-    assert "rules: 1 errors, 0 warnings; official checkers: not run" in summary
+    assert "rules: 1 error, 0 warnings; official checkers: not run" in summary
 
 
 def test_as_many_evaluations_as_a_log_may_have_are_judged_in_time(golden, tmp_path, limited):

@@ -163,7 +163,7 @@ def test_a_run_whose_blocks_were_disturbed_ends_with_a_warning(tmp_path, capsys)
     path = tmp_path / "result_0.txt"
     path.write_text("".join(f":::MLLOG {json.dumps(record)}\n" for record in records))
     launch.close_log(path, 1, "", "here")
-    assert "  warning: 1 of 1 blocks were disturbed" in capsys.readouterr().out
+    assert "  warning: disturbed in 1 of 1 block " in capsys.readouterr().out
 
 
 # The machine's own record.

@@ -109,7 +109,7 @@ class Machine:
         new = [path for path in self.disk.rglob("*") if path.is_file() and path not in self.before]
         (*_, converged) = [read_log(path).is_converged for path in new if path.suffix == ".txt"] or [False]
         lines = re.findall(r"^(?:error|  aborted|  warning): .*", done.stderr, re.MULTILINE)
-        lines = [line for line in lines if "were disturbed" not in line]  # by other programs
+        lines = [line for line in lines if "disturbed in" not in line]  # by other programs
         if converged:
             assert len(lines) == 1 or "no checkpoint before step" in done.stdout, told
         else:

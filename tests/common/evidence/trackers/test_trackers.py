@@ -32,7 +32,7 @@ def test_a_copy_of_a_log_is_named_and_not_a_second_run(results, tmp_path):
     copy.mkdir(parents=True)
     (copy / "result_0.txt").write_bytes((folder / "result_0.txt").read_bytes())
     done = ttt_here("export", folder, copy, "--to", "csv", "--out", tmp_path / "out")
-    assert "left out: the same run as" in done.stdout and "2 runs of 1 sets" in done.stdout
+    assert "left out: the same run as" in done.stdout and "2 runs of 1 set" in done.stdout
     assert len(rows_of(tmp_path / "out/runs.csv")) == 2
 
 
@@ -67,7 +67,7 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
         f"{name}/1: success",
         f"{name}/2: success",
     ]
-    assert lines[3].startswith("3 runs of 1 sets -> ")
+    assert lines[3].startswith("3 runs of 1 set -> ")
     to_export(folder, tmp_path / "followed", tracker)  # once more: nothing is missing, nothing doubles
     values = READERS[tracker](tmp_path / "followed")
     for place, wanted in expected(folder).items():
@@ -171,7 +171,7 @@ def test_a_log_without_a_start_is_named_and_the_others_are_exported(results, tmp
     folder, path, _ = results
     path.write_text("# benchmark: bert\n")
     done = to_export(folder, tmp_path / "out", "csv")
-    assert "result_1.txt: left out: no record" in done.stdout and "1 runs of 1 sets" in done.stdout
+    assert "result_1.txt: left out: no record" in done.stdout and "1 run of 1 set" in done.stdout
     path.write_text((folder / "result_0.txt").read_text().replace('"time_ms": 1', '"time_ms": -1'))
     assert "left out: line 11: time_ms is -1" in to_export(folder, tmp_path / "out", "csv").stdout
     (folder / "result_0.txt").unlink()
