@@ -40,12 +40,15 @@ TABLE_WIDTH = 110  # columns, where there is no terminal to ask
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One place of a study. `settings` are as in --set, and stand after the study's own."""
+    """One place of a study. `settings` are as in --set, and stand after the study's own.
+
+    Without a `budget` a cell has that of its configuration.
+    """
 
     name: str
     configuration: str
     settings: tuple[str, ...] = ()
-    budget: float = 1.0
+    budget: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,9 +220,10 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
 def settings(study: Study, cell: Cell) -> list[str]:
     """Return what a cell changes of its configuration, as in --set.
 
-    With a budget of 1 that is only when it is evaluated, and that it does not stop at the target.
+    Without a budget that is only when it is evaluated, and that it does not stop at the target.
     """
-    changes = ["stop_at_target=false", f"budget={cell.budget}", *cell.settings]
+    budget = [] if cell.budget is None else [f"budget={cell.budget}"]
+    changes = ["stop_at_target=false", *budget, *cell.settings]
     config = load_open(study.benchmark, cell.configuration, size=study.size, settings=changes).config
     every = math.ceil(config.plan().num_steps / study.num_evaluations)
     return [f"evaluate_every={every}ba", "evaluate_offset=0sp", "evaluate_from=0sp", *changes]
@@ -254,8 +258,9 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
     for cell, run_set in zip(study.cells, planned, strict=True):
         seconds, source = expected[cell.name]
         time = "?" if seconds is None else f"{seconds:.0f}"
-        counts = max_samples(run_set.loaded.config), run_set.num_done, missing(run_set)
-        rows.append([cell.name, f"{cell.budget:g}", *(f"{count:,}" for count in counts), time, source])
+        config = run_set.loaded.config
+        counts = max_samples(config), run_set.num_done, missing(run_set)
+        rows.append([cell.name, f"{config.budget:g}", *(f"{count:,}" for count in counts), time, source])
     columns = ("cell", "budget", "samples", "there", "to run", "s a run", "estimate from")
     console = open_console(TABLE_WIDTH)
     console.print(make_table("", columns, rows, left=("cell", "estimate from")))

@@ -1,5 +1,7 @@
 """A sweep: configurations at several budgets, and the answers of their trade-off curves as tables and SVG."""
 
+import argparse
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +25,10 @@ from common.evidence.plots import (
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
 from common.study import curves
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
+from common.study.compare.compare import list_differences
 from common.study.compare.comparison import resolution_of
 from common.study.curves import Answers, Curve, Gap, Value
+from common.training.load import load_open
 
 MAX_BUDGETS = 20
 ONE_DIGIT, FOUR_DIGITS = "{:.1f}".format, "{:.4f}".format
@@ -39,6 +43,20 @@ def parse_budgets(text: str) -> list[float]:
     if not 0 < len(budgets) <= MAX_BUDGETS or not all(0 < budget <= 10 for budget in budgets):
         raise UserError(f"--budgets {text}: expected shares of a training, such as 0.25,0.5,1")
     return budgets
+
+
+def check_configurations(args: argparse.Namespace) -> None:
+    """Raise UserError for two names of one configuration, and for a budget beside those of --budgets."""
+    names = dict.fromkeys(args.configurations)
+    loaded = {name: load_open(args.benchmark, name, size=args.size, settings=args.set) for name in names}
+    for name in names:
+        if not args.trials and (place := loaded[name].origins.get(("budget",))):
+            hint = "--budgets says those of every cell: leave this one out"
+            raise UserError(f"{name} has a budget already", where=f"{place}: budget", hint=hint)
+    for one, other in itertools.combinations(names, 2):
+        if not list_differences(loaded[one].config, loaded[other].config):
+            what = f"{one} and {other} are the same configuration at size {args.size}"
+            raise UserError(what, hint="leave one of them out")
 
 
 def sweep_cells(benchmark: str, configurations: Sequence[str], budgets: Sequence[float]) -> list[Cell]:
@@ -56,6 +74,7 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
     points: dict[str, list[curves.Point]] = {cell.configuration: [] for cell in study.cells}  # in this order
     for cell in study.cells:
         if logs[cell.name]:
+            assert cell.budget is not None  # as sweep_cells makes them
             runs = [curves.read_run(log) for log in logs[cell.name]]
             points[cell.configuration].append(curves.make_point(cell.budget, runs, price, resolution))
     by_time = {name: sorted(some, key=lambda point: point.seconds.value) for name, some in points.items()}

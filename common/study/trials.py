@@ -117,7 +117,7 @@ def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, li
 def list_changes(study: Study, cell: Cell) -> Iterator[str]:
     """Yield what a trial changes of its configuration, as in --set; where it is evaluated and ends is not."""
     recipe = load_config(study.benchmark, cell.configuration, size=study.size, settings=[]).config
-    if cell.budget != recipe.budget:
+    if cell.budget is not None and cell.budget != recipe.budget:
         yield f"budget={cell.budget:g}"
     yield from (setting for setting in cell.settings if not key_of(setting).startswith(NOT_OF_RECIPE))
 

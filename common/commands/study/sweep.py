@@ -54,6 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
 def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Return the exit code, and the path of the answers where there are some."""
+    sweep.check_configurations(args)
     if args.trials:
         cells_of_sweep = trials.trial_cells(args)
     else:

@@ -83,6 +83,11 @@ def test_every_budget_is_evaluated_as_often(configuration, size, budget):
         assert every <= {first}
 
 
+def test_a_cell_without_a_budget_has_that_of_its_configuration():
+    study = Study(name="x", benchmark="language_bert", size="mini", cells=())
+    assert cells.load_cell(study, Cell(name="a", configuration="optimized+budget=0.5")).config.budget == 0.5
+
+
 def test_what_a_person_sets_stands_after_the_studys_own():
     study = Study(name="x", benchmark="language_bert", size="mini", cells=())
     cell = Cell(name="a", configuration="optimized", settings=("evaluate_every=7ba",), budget=0.5)

@@ -64,12 +64,24 @@ def test_a_dry_run_refuses_a_configuration_that_cannot_be_built(tmp_path, comman
         (["--answers"], "no finished runs in "),
         (["--study", "../x"], "'../x' cannot name a study"),
         (["--set", "optimizer.learning_rat=1"], "learning_rate?"),
+        (["--set", "budget=0.05"], "--set: budget: baseline has a budget already; --budgets says those"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_answered_with_one_line(tmp_path, more, message):
     assert message in one_line(ttt_here(*arguments(tmp_path, *more)))
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("optimized+budget=0.5", "budget: optimized+budget=0.5 has a budget already"),
+        ("optimized+sam-sam", "optimized and optimized+sam-sam are the same configuration at size mini"),
+    ],
+)
+def test_no_two_cells_of_a_sweep_are_the_same_training(name, message):
+    assert message in one_line(ttt_here("sweep", "bert", "optimized", name, "--size", "mini", "--dry-run"))
 
 
 def committed(benchmark):
