@@ -11,6 +11,7 @@ import argparse
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -246,6 +247,26 @@ def finished_runs(directory: Path) -> tuple[Log, ...]:
 
 def finished_cells(study: Study) -> dict[str, tuple[Log, ...]]:
     return {cell.name: finished_runs(study.directory(cell)) for cell in study.cells}
+
+
+def list_codes(logs: Mapping[str, Sequence[Log]]) -> dict[str, tuple[str, ...]]:
+    """Map each cell to the codes of its runs, as their heads state them."""
+    return {
+        name: tuple(sorted({log.header("code") or log.header("commit") or "unknown" for log in runs}))
+        for name, runs in logs.items()
+    }
+
+
+def describe_codes(logs: Mapping[str, Sequence[Log]]) -> list[str]:
+    """Warn in one line of cells with runs of other code than most cells; nothing where all are of one."""
+    codes = list_codes(logs)
+    counts = Counter(code for of_cell in codes.values() for code in of_cell)
+    if len(counts) < 2:
+        return []
+    (most, _), *_ = counts.most_common(1)
+    others = [f"{name} ({', '.join(some)})" for name, some in codes.items() if {*some} - {most}]
+    than = f"other code than {most}, and differences may be the code's"
+    return [f"warning: some runs of these cells are of {than}: {', '.join(others)}"]
 
 
 def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -194,6 +194,7 @@ class Answers:
 
     target: float
     price_per_hour: float | None
+    codes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of the runs of each cell
     interpolation: str = INTERPOLATION
     curves: tuple[Curve, ...]
     equal_quality: tuple[Level, ...]

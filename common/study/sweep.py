@@ -3,6 +3,7 @@
 import argparse
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -24,7 +25,7 @@ from common.evidence.plots import (
 )
 from common.evidence.text import DASH, Form, make_table, open_console, spread, spread_of
 from common.study import curves
-from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
+from common.study.cells import TABLE_WIDTH, Cell, Study, list_codes, name_cell
 from common.study.compare.compare import list_differences
 from common.study.compare.comparison import resolution_of
 from common.study.curves import Answers, Curve, Gap, Value
@@ -82,7 +83,8 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
     if not lines:
         return None
     target = next(runs[0].target for runs in logs.values() if runs)
-    return curves.compare_curves(lines, target=target, price=price, resolution=resolution)
+    answers = curves.compare_curves(lines, target=target, price=price, resolution=resolution)
+    return replace(answers, codes=list_codes(logs))
 
 
 def draw(answers: Answers, quality_name: str) -> Markup:

@@ -78,5 +78,5 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
         quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
         sweep.show(answers, quality_name)
         paths = [*save_with_picture(study.report, answers, sweep.draw(answers, quality_name))]
-    print(*(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
+    print(*cells.describe_codes(logs), *(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
     return code, paths[0]

@@ -31,6 +31,7 @@ from common.study.ablation.measurements import (
     transform,
 )
 from common.study.ablation.switches import METHODS, State, Step, Switches
+from common.study.cells import describe_codes
 from common.training.card import find_card
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
@@ -291,6 +292,7 @@ def make_ledger(experiment: Experiment, figures: Any) -> Ledger:
         notes=[
             *make_notes(measured, ablation),
             *other_commits(logs, figures["commit"]),
+            *describe_codes({switches.cell_name(state): runs for state, runs in logs.items()}),
             *experiment.describe_decisions(),
         ],
     )

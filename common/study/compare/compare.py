@@ -135,6 +135,8 @@ class Command:
         logs = self.read_runs()
         if unmatched := sum(map(len, logs)) - 2 * len(pair_runs(*logs)):
             self.console.print(f"{unmatched} runs are left out: the other side has none of their seed")
+        for line in cells.describe_codes(dict(zip(self.names, logs, strict=True))):
+            self.console.print(line, markup=False)
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
         targets = {}
         if "quality" in self.args.measures:
@@ -181,6 +183,7 @@ class Command:
     def compare_steps(self) -> int:
         """Make pairs of steps, each kept as soon as it is there; returns the exit code."""
         dependences = step_pairs.describe_dependences(dict(zip("AB", self.configs, strict=True)))
+        dependences["code"] = repository.code_state().digest
         pairs, commits = self.read_step_pairs(dependences)  # a mistake is told before a folder is made
         if self.args.dry_run:
             self.console.print(f"{len(pairs)} of at most {self.rule.max_pairs} pairs of steps are there")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from common.config.division import OPEN
+from common.evidence.log import Log
 from common.repository import benchmarks, configurations
 from common.study import cells
 from common.study.cells import Cell, Study
@@ -81,6 +82,13 @@ def test_every_budget_is_evaluated_as_often(configuration, size, budget):
         assert last == plan.num_steps and len(steps) == min(5, math.ceil(plan.num_steps / first))
         every = {after - before for before, after in zip(steps[:-1], steps[1:-1], strict=False)}
         assert every <= {first}
+
+
+def test_cells_with_runs_of_other_code_are_named():
+    one, other = (Log(path="", preamble=(f"# code: {code}",)) for code in ("abc", "def"))
+    (line,) = cells.describe_codes({"a-1": [one, one], "b-1": [one], "c-1": [one, other], "d-1": []})
+    assert "other code than abc" in line and line.endswith(": c-1 (abc, def)")
+    assert cells.describe_codes({"a-1": [one], "b-1": [one]}) == []
 
 
 def test_a_cell_without_a_budget_has_that_of_its_configuration():

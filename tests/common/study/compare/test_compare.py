@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from common import repository
 from common.evidence.log import read_log
 from common.repository import ROOT
 from common.run import run_sets
@@ -96,7 +97,7 @@ def test_each_verdict_is_reached(steps, tmp_path, ratio, noise, other, verdict):
         assert result["more"] > 0 and "pairs still needed" in done.stdout and result["is_futile"]
 
 
-def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_path):
+def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_path, monkeypatch):
     done, made = steps(1.02, "--max-runs", "6", noise=0.02, stops_at=2)
     assert done.returncode == 130 and made == [0, 1] and "2 pairs" in done.stdout
     assert len(read(tmp_path)["results"][0]["pairs"]) == 2
@@ -104,6 +105,8 @@ def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_pa
     assert done.returncode == 0 and made[0] == 2 and len(read(tmp_path)["results"][0]["pairs"]) > 2
     message = one_line(steps(1.02, "--set", "optimizer.learning_rate=0.1")[0])
     assert "other configurations" in message and "--study NAME" in message
+    monkeypatch.setattr(repository, "code_state", lambda: repository.CodeState("", (), "abc", ""))
+    assert "other code" in one_line(steps(1.02)[0])
 
 
 def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_path, monkeypatch):
