@@ -12,6 +12,23 @@ from common.errors import UserError, nearest
 from common.repository import NAME, ROOT, configurations, hide_folders
 
 MAX_EXTENDS = 2
+SET, IN_NAME = "--set", "in the name "  # origins of what a person has typed
+
+
+class Setting(str):
+    """A setting as in --set that has another origin."""
+
+    origin: str
+
+    def __new__(cls, text: str, origin: str) -> "Setting":
+        setting = super().__new__(cls, text)
+        setting.origin = origin
+        return setting
+
+
+def is_asked(origin: str | None) -> bool:
+    """True for the origin of a key that a person has set on the command line."""
+    return origin is not None and origin.startswith((SET, IN_NAME))
 
 
 def merge_files(benchmark: str, configuration: str, size: str) -> yaml_file.Document:
@@ -95,13 +112,16 @@ def merge_base(benchmark: str, base: str, size: str) -> yaml_file.Document:
 
 def parse_setting(setting: str) -> yaml_file.Document:
     """Turn `optimizer.learning_rate=0.1` into a document with that one key."""
+    source = setting.origin if isinstance(setting, Setting) else SET
     key, equals, text = setting.partition("=")
     if not equals or not all(key.split(".")):
-        raise UserError(f"--set {setting}: expected key=value", hint="for example --set global_batch_size=64")
+        raise UserError(
+            f"{source} {setting}: expected key=value", hint="for example --set global_batch_size=64"
+        )
     path = tuple(key.split("."))
-    document = yaml_file.parse(f"value: {text}", "--set")
+    document = yaml_file.parse(f"value: {text}", source)
     value = document.values["value"]
-    origins = {(*path, *inner[1:]): "--set" for inner in document.origins if inner}
+    origins = {(*path, *inner[1:]): source for inner in document.origins if inner}
     for name in reversed(path):
         value = {name: value}
     return yaml_file.Document(value, origins)

@@ -4,7 +4,8 @@ A name begins with a configuration of the benchmark, or with the path of a YAML 
 a method and `-METHOD` leaves one out; `+METHOD.KEY=VALUE` changes one setting of a method, which it adds if
 it is off; `+KEY=VALUE` changes any other key, as --set does. A method that is added has the settings that
 another configuration of the benchmark gives it at this size (the one with the most methods first), else its
-defaults. A value ends at the next plus: write 100 for 1e+2, or use --set.
+defaults; the places that --dry-run prints name that configuration. A value ends at the next plus: write 100
+for 1e+2, or use --set.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.config.merge import mapping, merge_base, merge_files
+from common.config.merge import IN_NAME, Setting, mapping, merge_base, merge_files
 from common.config.schema import RunConfig
 from common.errors import UserError, nearest
 from common.repository import available_methods, benchmarks, configurations
@@ -35,6 +36,7 @@ def split_name(benchmark: str, name: str, *, size: str) -> tuple[str, list[str]]
         return base, []
     known, is_on = available_methods(benchmark), find_active_methods(benchmark, base, size)
     settings: list[str] = []
+    here = f"{IN_NAME}{name}"
     while rest:
         change = CHANGE.match(rest)
         if change is None:
@@ -43,7 +45,7 @@ def split_name(benchmark: str, name: str, *, size: str) -> tuple[str, list[str]]
         rest = rest[change.end() :]
         key, method = change["key"], change["method"]
         if key and key.removeprefix(f"{METHODS}.").partition(".")[0] not in known:
-            settings.append(f"{key}={change['value']}")
+            settings.append(Setting(f"{key}={change['value']}", here))
             continue
         method, _, inner = (method or key.removeprefix(f"{METHODS}.")).partition(".")
         if method not in known:
@@ -54,13 +56,16 @@ def split_name(benchmark: str, name: str, *, size: str) -> tuple[str, list[str]]
             raise UserError(f"'{method}' is {state} at size {size}", where=name, hint=hint)
         if change["sign"] == "-":
             is_on.discard(method)
-            settings.append(f"{METHODS}.{method}=false")
+            settings.append(Setting(f"{METHODS}.{method}=false", here))
             continue
         if method not in is_on and (inner or not key):
-            settings.append(f"{METHODS}.{method}={json.dumps(settings_of(benchmark, method, size))}")
+            user, taken = find_settings(benchmark, method, size)
+            origin = f"{here}, as {user} has it" if user else here
+            settings.append(Setting(f"{METHODS}.{method}={json.dumps(taken)}", origin))
         is_on.add(method)
         if key:
-            settings.append(f"{METHODS}.{method}{'.' if inner else ''}{inner}={change['value']}")
+            text = f"{METHODS}.{method}{'.' if inner else ''}{inner}={change['value']}"
+            settings.append(Setting(text, here))
     return base, settings
 
 
@@ -87,10 +92,10 @@ def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
     return {name for name, entry in methods.items() if entry is not False}
 
 
-def settings_of(benchmark: str, method: str, size: str) -> dict[str, Any]:
-    """Return the settings that a configuration gives a method; none where no configuration has it on."""
-    longest_first = sorted(read_methods(benchmark, size).values(), key=len, reverse=True)
-    return next((methods[method] for methods in longest_first if method in methods), {})
+def find_settings(benchmark: str, method: str, size: str) -> tuple[str, dict[str, Any]]:
+    """Return the configuration that a method's settings are taken from, and them; '' where none has it on."""
+    longest_first = sorted(read_methods(benchmark, size).items(), key=lambda item: -len(item[1]))
+    return next(((user, methods[method]) for user, methods in longest_first if method in methods), ("", {}))
 
 
 def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:

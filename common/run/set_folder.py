@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from common import repository, yaml_file
+from common.config import merge
 from common.config.merge import to_yaml
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import model_of
@@ -113,7 +114,7 @@ def is_asked(loaded: Loaded, key: str) -> bool:
     if key in MACHINE:
         return True
     path = tuple(key.split("."))
-    keys = [origin for origin, where in loaded.origins.items() if where == "--set"]
+    keys = [origin for origin, where in loaded.origins.items() if merge.is_asked(where)]
     return any(path[: len(origin)] == origin[: len(path)] for origin in keys if origin)
 
 

@@ -6,6 +6,7 @@ the recipe, the run is refused until a person decides with --set, and the log sa
 
 from dataclasses import replace
 
+from common.config.merge import is_asked
 from common.config.schema import Loaded
 from common.errors import UserError
 from common.repository import benchmark_module
@@ -49,7 +50,7 @@ def check_asked(loaded: Loaded, num_ranks: int) -> None:
     """Raise UserError for an unverified recipe that no --set has asked for."""
     keys = ("global_batch_size", "micro_batch_size")
     changes = unverified(loaded)
-    if changes and not any(loaded.origins.get((key,)) == "--set" for key in keys):
+    if changes and not any(is_asked(loaded.origins.get((key,))) for key in keys):
         largest = statistics_sizes(loaded, num_ranks)[-1]
         raise UserError(
             f"{num_ranks} rank(s): {changes[0]}",

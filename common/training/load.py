@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from common.config.division import OPEN, check_closed
-from common.config.merge import mapping, merge, merge_base, parse_setting
+from common.config.merge import is_asked, mapping, merge, merge_base, parse_setting
 from common.config.names import find_methods, short_name, split_name
 from common.config.schema import Loaded, RunConfig
 from common.config.validation import validate
@@ -81,7 +81,7 @@ def choose_precision(values: dict[str, Any], origins: dict[tuple[str, ...], str]
     for key in PRECISIONS:
         if values.get(key) == "auto":
             values[key] = fast_precision()
-            if origins[key,] != "--set":
+            if not is_asked(origins[key,]):
                 origins[key,] += AUTO
 
 
@@ -102,7 +102,8 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         fail("max_duration", f"{config.max_duration} holds more than {MAX_EVALUATIONS:,} evaluations")
     plan = config.plan()
     if plan.num_steps == 0:
-        fail("max_duration", "a run needs at least one step")
+        part = "" if config.budget == 1 else f"budget {config.budget:g} of "
+        fail("max_duration", f"{part}{config.max_duration} is no step: a run needs at least one step")
     if config.checkpoint_every is not None and config.steps(config.checkpoint_every) == 0:
         fail("checkpoint_every", "must be at least one step")
     if config.schedule.end_learning_rate > config.optimizer.learning_rate:

@@ -15,6 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from common.config.merge import is_asked
 from common.config.names import read_methods
 from common.config.schema import Loaded, RunConfig
 from common.methods.compile import missing_compiler
@@ -135,7 +136,7 @@ def candidates(tuner: Tuner, level: int) -> list[Change]:
     A person's own settings are left alone.
     """
     config = tuner.loaded.config
-    chosen = {key for key, origin in tuner.loaded.origins.items() if origin == "--set"}
+    chosen = {key for key, origin in tuner.loaded.origins.items() if is_asked(origin)}
     written = list(read_methods(config.benchmark, config.size).values())
     modules = available_methods(config.benchmark)
     longest_first = sorted(written, key=len, reverse=True)

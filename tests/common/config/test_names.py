@@ -29,6 +29,11 @@ def test_an_added_method_has_the_settings_of_the_configuration_that_uses_it():
     assert full["half_life_steps"] == 100 and mini["half_life_steps"] == 12
 
 
+def test_a_dry_run_names_the_configuration_whose_settings_an_added_method_takes():
+    done = ttt_here("run", "language_bert", "baseline+ema", "--size", "mini", "--dry-run")
+    assert "methods.ema.every_steps: in the name baseline+ema, as efficient has it" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -77,7 +82,12 @@ def test_a_file_is_named_by_its_path(tmp_path):
         ("baseline-unpad.round_to=3", "cannot read '-unpad.round_to=3'"),
         ("baseline+", "cannot read"),
         ("baseline+methods.samm={}", "no such method"),
-        ("baseline+sam.rh=1", "methods.sam.rh: unknown key; did you mean rho"),
+        (
+            "baseline+sam.rh=1",
+            r"in the name \S+: methods.sam.rh: unknown key; did you mean rho",
+        ),
+        ("baseline+budget=x", r"^in the name baseline\+budget=x: budget: input should be a valid number"),
+        ("baseline+budget=0.0001", r"budget 0.0001 of \S+ is no step"),
         ("../baseline", "unknown configuration"),
     ],
 )
