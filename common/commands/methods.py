@@ -23,7 +23,8 @@ from common.arguments import add_shared, benchmark_names, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
 from common.repository import SIZES
-from common.training.card import Card, Setting, cards, cards_by_group, find_card, plain_loop, used_by
+from common.training import card as method_cards
+from common.training.card import Card, Setting, cards, check_card, find_card, plain_loop, used_by
 
 WIDTH = 110
 
@@ -55,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     elif benchmark in (None, *benchmark_names().values()):
         print(overview(benchmark))
     else:
-        print(card_text(find_card(args.name)))
+        print(card_text(check_card(find_card(args.name))))
     return EXIT_OK
 
 
@@ -63,14 +64,15 @@ def write(path: Path) -> None:
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--out {path}")
     with files.explain_os_error("cannot be written", path), files.write_whole(path) as draft:
+        num_methods = len([*map(check_card, cards())])
         draft.write_text(page())
-    print(f"{path}: {len(cards())} methods")
+    print(f"{path}: {num_methods} methods")
 
 
 def overview(benchmark: str | None) -> str:
     """Return the title of each method, or of each that a benchmark can use, a line each."""
     lines: list[str] = []
-    for group, group_cards in cards_by_group(benchmark).items():
+    for group, group_cards in method_cards.cards_by_group(benchmark).items():
         lines += [*[""] * bool(lines), f"{group}:"]
         lines += [f"  {card.name:25}{card.title}" for card in group_cards]
     return "\n".join([*lines, "", "'ttt list methods NAME' prints a card"])
@@ -110,5 +112,5 @@ def card_text(card: Card) -> str:
 def page() -> str:
     template = Path(__file__).parent / "templates" / "methods.md.j2"
     filters = {"cell": lambda text: text.replace("|", r"\|")}
-    values = {"groups": cards_by_group(), "users": users, "used_by": used_by, "code": code}
+    values = {"groups": method_cards.cards_by_group(), "users": users, "used_by": used_by, "code": code}
     return fill_template(template, filters, **values)

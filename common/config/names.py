@@ -93,7 +93,7 @@ def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
 
 
 def find_settings(benchmark: str, method: str, size: str) -> tuple[str, dict[str, Any]]:
-    """Return the configuration that a method's settings are taken from, and them; '' where none has it on."""
+    """Find the configuration that a method's settings are taken from, and them; '' where none has it on."""
     longest_first = sorted(read_methods(benchmark, size).items(), key=lambda item: -len(item[1]))
     return next(((user, methods[method]) for user, methods in longest_first if method in methods), ("", {}))
 

@@ -13,6 +13,7 @@ Unlike Composer.    every default and form that differs from MosaicML Composer's
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -131,8 +132,8 @@ class Card:
     @property
     def relieves(self) -> tuple[str, ...]:
         """The parts of a training that it relieves; an unknown word is returned as it is."""
-        words = re.split(r"[.:;(]", self.sections["Relieves"])[0]
-        return tuple(" ".join(part.split()).lower() for part in words.split(","))
+        words = re.split(r"[.:;(]", self.sections.get("Relieves", ""))[0]
+        return tuple(" ".join(part.split()).lower() for part in words.split(",") if part.strip())
 
     @property
     def measured(self) -> str:
@@ -161,7 +162,7 @@ class Card:
 
     @property
     def path(self) -> Path:
-        return ROOT / f"{self.module.replace('.', '/')}.py"
+        return ROOT / file_of(self.module)
 
     def sources(self) -> dict[str, str]:
         """Map the names that its lines call to the modules they come from."""
@@ -174,6 +175,37 @@ class Card:
             elif isinstance(node, ast.ImportFrom):
                 modules |= {name.name: str(node.module) for name in node.names if name.name in called}
         return modules
+
+
+def file_of(module: str) -> str:
+    return f"{module.replace('.', '/')}.py"
+
+
+def list_faults(card: Card) -> Iterator[str]:
+    """Yield what a card lacks, or says in other words than this module's."""
+    if missing := [name for name in SECTIONS if name not in card.sections]:
+        yield f"its docstring has no section {', '.join(f'`{name}.`' for name in missing)}"
+    elif tuple(card.sections) != SECTIONS:
+        yield f"its sections stand in this order: {', '.join(SECTIONS)}"
+    if unknown := [word for word in card.relieves if word not in RELIEVES]:
+        yield f"`Relieves.` says '{', '.join(unknown)}'; it starts with some of: {', '.join(RELIEVES)}"
+    if not 1 <= len(card.use) <= 2:
+        yield "`Use.` holds one or two lines of code in backticks"
+    for place, code in card.use:
+        if place not in PLACES:
+            yield f"before `{code}` in `Use.` stands one of: {', '.join(PLACES)}"
+        try:
+            ast.parse(code)
+        except SyntaxError:
+            yield f"`{code}` in `Use.` is no Python"
+
+
+def check_card(card: Card) -> Card:
+    """Return a card. Raises UserError for its first fault."""
+    for fault in list_faults(card):
+        hint = "see the head of common/training/card.py"
+        raise UserError(fault, where=file_of(card.module), hint=hint)
+    return card
 
 
 def format_line(code: str) -> str:
@@ -212,12 +244,15 @@ def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def read_card(name: str, module: str) -> Card:
-    """Read the card of a method's file. Raises UserError for a file without docstring."""
-    path = ROOT / f"{module.replace('.', '/')}.py"
-    tree = ast.parse(path.read_text())
+    """Read the card of a method's file. Raises UserError for one that is no Python, or has no docstring."""
+    file = file_of(module)
+    try:
+        tree = ast.parse((ROOT / file).read_text())
+    except SyntaxError as error:
+        raise UserError(f"is no Python: {error.msg}", where=f"{file}:{error.lineno}") from error
     text = ast.get_docstring(tree)
     if text is None:
-        raise UserError("a method needs a docstring with its card", where=module)
+        raise UserError("a method needs a docstring with its card", where=file)
     title, *parts = HEADING.split(text)
     sections = {
         heading: " ".join(part.split()) for heading, part in zip(parts[::2], parts[1::2], strict=True)
@@ -225,7 +260,7 @@ def read_card(name: str, module: str) -> Card:
     return Card(
         name=name,
         module=module,
-        title=title.strip().splitlines()[0].rstrip("."),
+        title=title.strip().partition("\n")[0].rstrip("."),
         sections=sections,
         settings=tuple(
             read_setting(line)

@@ -7,12 +7,23 @@ from common.config.division import refuse
 from common.config.names import find_methods
 from common.config.schema import RunConfig
 from common.config.validation import validate
-from common.errors import UserError
+from common.errors import UserError, name_error
+from common.repository import explain_missing
 from common.training.method import Method
 
 
 def kind_of(name: str, module: str) -> type[Method]:
-    kind: type[Method] = getattr(importlib.import_module(module), name.title().replace("_", ""))
+    """Return the class in a method's file. Raises UserError where the file cannot be loaded or has none."""
+    file, class_name = f"{module.replace('.', '/')}.py", name.title().replace("_", "")
+    try:
+        kind: type[Method] | None = getattr(importlib.import_module(module), class_name, None)
+    except Exception as error:
+        if explain_missing(error):
+            raise
+        raise UserError(f"cannot be imported: {name_error(error)}", where=file) from error
+    if kind is None:
+        hint = "a method's class has the name of its file, in CamelCase"
+        raise UserError(f"has no class {class_name}", where=file, hint=hint)
     return kind
 
 

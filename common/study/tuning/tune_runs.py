@@ -185,7 +185,7 @@ def read_promise(name: str, kind: type[Method]) -> str:
     """Read a card's first sentence on quality, for a method that relieves no part of a step."""
     card = read_card(name, kind.__module__)
     relieves_none = {"nothing", "number of steps"}.issuperset(card.relieves)
-    return card.sections["Effect on quality"].partition(". ")[0] if relieves_none else ""
+    return card.sections.get("Effect on quality", "").partition(". ")[0] if relieves_none else ""
 
 
 def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -> str:

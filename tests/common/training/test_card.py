@@ -1,13 +1,16 @@
 """Method cards: what is read from a file, and `ttt list methods` as a person types it."""
 
 import json
+import re
+import sys
 
 import pytest
 
 from common.commands.methods import page
 from common.errors import UserError
 from common.repository import available_methods
-from common.training.card import LINE, cards, find_card, plain_loop, read_card, used_by
+from common.training.card import LINE, cards, check_card, find_card, plain_loop, read_card, used_by
+from common.training.registry import kind_of
 from tests.command import ttt_here
 
 FILE = '''"""A name.
@@ -55,6 +58,43 @@ def test_a_card_is_read_from_its_file(tmp_path, monkeypatch):
         ("names", "list[str]", None, "", "which"),
         ("every_steps", "int | None", "None", ">= 1, < 9", "how often"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("Source. Somewhere.", "", "halve.py: its docstring has no section `Source.`"),
+        ("Backward pass, opt", "Backward, opt", "halve.py: `Relieves.` says 'backward'; it starts with some"),
+        (
+            "With the model after",
+            "Before step after",
+            "halve.py: before `model = halve(model, 0.5)` in",
+        ),
+        ("`count(model)`", "`count(`", "halve.py: `count(` in `Use.` is no Python"),
+        ("def halve(", "def halve", "halve.py:18: is no Python: "),
+    ],
+)
+def test_a_fault_of_a_card_is_named_with_its_file(tmp_path, monkeypatch, before, after, message):
+    assert before in FILE
+    (tmp_path / "halve.py").write_text(FILE.replace(before, after))
+    monkeypatch.setattr("common.training.card.ROOT", tmp_path)
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        check_card(read_card("halve", "halve"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import nothing_here", "own_one.py: cannot be imported: ModuleNotFoundError: No module"),
+        ("class Own: ...", "own_one.py: has no class OwnOne; a method's class has the name of its file"),
+    ],
+)
+def test_a_method_without_its_class_is_a_mistake(tmp_path, monkeypatch, text, message):
+    (tmp_path / "own_one.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_one", raising=False)
+    with pytest.raises(UserError, match=message):
+        kind_of("own_one", "own_one")
 
 
 def test_lines_of_other_methods_come_before_and_everything_is_imported():
