@@ -170,8 +170,16 @@ def with_bound(value: Value, form: Form, unit: str = "") -> str:
 
 def describe_comparisons(answers: Answers) -> Iterator[str]:
     """Yield which of two curves is shown to be above, when, and where they are shown to cross."""
+    alone = [curve.configuration for curve in answers.curves if len(curve.seeds) < 2]
+    if alone:
+        yield (
+            f"warning: one seed of {' and of '.join(alone)} says nothing of chance: what has no interval may "
+            "be luck, and no difference can be shown; --seeds 3 makes more."
+        )
     for pair in answers.comparisons:
         names = {pair.one, pair.other}
+        if names.intersection(alone):
+            continue
         crossings = [entry for entry in answers.crossings if {entry.leader, entry.other} == names]
         for crossing in crossings:
             beyond = ", beyond the largest budget of one of them" if crossing.is_extended else ""

@@ -29,7 +29,7 @@ from common.files import save_with_picture
 from common.repository import benchmark_module
 from common.study import cells, sweep, trials
 
-NO_RUNS = "of this machine, these cells and this size; without --answers they are made"
+NO_RUNS = "of this machine, these cells and this size"
 BUDGETS = "0.25,0.33,0.5,0.67,0.8,1"
 
 
@@ -66,7 +66,8 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
         return code, None
     logs = cells.finished_cells(study)
     if args.answers and not any(logs.values()):
-        raise UserError(f"no finished runs in {os.path.relpath(study.folder)}", hint=NO_RUNS)
+        what = f"{os.path.relpath(study.folder)} has no finished runs {NO_RUNS}"
+        raise UserError(what, hint="without --answers they are made")
     if args.trials:
         ranked = trials.rank_trials(study, logs)
         trials.show(ranked)

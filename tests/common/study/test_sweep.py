@@ -15,7 +15,7 @@ from common.evidence.log import read_log
 from common.repository import ROOT, benchmark_module, benchmarks, mlperf_name
 from common.study.cells import Study
 from common.study.curves import Gap
-from common.study.sweep import compare_curves, describe_gap, draw, sweep_cells
+from common.study.sweep import compare_curves, describe_comparisons, describe_gap, draw, sweep_cells
 from tests.command import TTT, one_line, ttt, ttt_here
 
 SWEEP = ROOT / "results/study/sweep"
@@ -61,7 +61,10 @@ def test_a_dry_run_refuses_a_configuration_that_cannot_be_built(tmp_path, comman
         (["--price", "-1"], "--price: '-1' is not a positive number"),
         (["--trials", "1"], "--trials"),
         (["--trials", "2"], "--trials answers neither --budgets nor --price"),
-        (["--answers"], "no finished runs in "),
+        (
+            ["--answers"],
+            "no finished runs of this machine, these cells and this size; without",
+        ),
         (["--study", "../x"], "'../x' cannot name a study"),
         (["--set", "optimizer.learning_rat=1"], "learning_rate?"),
         (["--set", "budget=0.05"], "--set: budget: baseline has a budget already; --budgets says those"),
@@ -93,6 +96,14 @@ def committed(benchmark):
         cell.name: [read_log(path) for path in sorted(SWEEP.glob(f"reference-2cpu-mini-{cell.name}/{runs}"))]
         for cell in cells
     }
+
+
+def test_one_seed_is_said_to_show_nothing_of_chance():
+    study, logs = committed("language_bert")
+    answers = compare_curves(study, {name: runs[:1] for name, runs in logs.items()}, None)
+    (line,) = describe_comparisons(answers)
+    assert "one seed of baseline and of optimized says nothing of chance" in line
+    assert "says nothing" not in " ".join(describe_comparisons(compare_curves(study, logs, None)))
 
 
 @pytest.mark.parametrize("benchmark", benchmarks())
