@@ -19,6 +19,7 @@ examples:
 import argparse
 
 from common.arguments import add_shared, positive
+from common.errors import UserError
 from common.study import cells
 from common.study.compare import compare
 from common.study.compare.comparison import OF_RUNS
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", metavar="B", help="the configuration that is judged")
     parser.add_argument("--steps", action="store_true", help="compare throughput only, by pairs of steps")
     known, decided = list(OF_RUNS), f"what the runs decide, some of: {', '.join(OF_RUNS)}; default: all"
-    parser.add_argument("--measures", nargs="+", choices=known, default=known, metavar="M", help=decided)
+    parser.add_argument("--measures", nargs="+", choices=known, metavar="M", help=decided)
     equal = "ratios that differ from 1 by less count as equal"
     parser.add_argument("--margin", type=positive, default=0.05, metavar="X", help=equal)
     equal = "qualities that differ by less count as equal"
@@ -41,4 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.steps and args.measures:
+        raise UserError("--steps compares throughput alone", where="--measures", hint="leave one of them out")
+    args.measures = args.measures or list(OF_RUNS)
     return cells.print_report(args, compare.compare)

@@ -119,13 +119,12 @@ def sentence(result: Result, rule: Rule, subject: str = "B", reference: str = "A
     if result.more is None:
         needs = "too few pairs for a forecast"
     else:
-        needs = f"pairs still needed at this mean and spread: about {result.more:,}"
-    if result.is_futile:
-        needs = f"{rule.max_pairs} pairs cannot decide; {needs}"
+        needs = f"about {result.more:,} more would decide, if mean and spread stay"
+    undecided = f"undecided after {len(result.pairs)} of at most {rule.max_pairs} pairs: {needs}"
     if result.detectable is None:
-        return f"undecided: {needs}"
+        return undecided
     size = f"{result.detectable:.2f}x" if result.measure.is_ratio else f"{result.detectable:.4f}"
-    return f"undecided: {needs}; {rule.max_pairs} pairs would show a difference of {size} (80 % power)"
+    return f"{undecided}; {rule.max_pairs} pairs show a true difference of {size} in 80 % of cases"
 
 
 def progress(result: Result, rule: Rule) -> str:

@@ -94,7 +94,7 @@ def test_each_verdict_is_reached(steps, tmp_path, ratio, noise, other, verdict):
     assert result["verdict"] == verdict and len(made) <= 12
     assert ("the same configuration" in done.stdout) == (other == "baseline")
     if verdict == "undecided":
-        assert result["more"] > 0 and "pairs still needed" in done.stdout and result["is_futile"]
+        assert result["more"] > 0 and "more would decide, if mean" in done.stdout and result["is_futile"]
 
 
 def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_path, monkeypatch):
@@ -133,7 +133,12 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
         (["baseline", "optimized", "--quality-margin", "nan"], "'nan' is not a positive number"),
         (["baseline", "optimized", "--max-runs", "0"], "'0' is not a number from 1"),
         (["baseline", "optimized", "--measures", "speed"], "invalid choice: 'speed'"),
-        (["baseline", "optimized", "--study", "../x"], "'../x' cannot name a study"),
+        (
+            ["baseline", "optimized", "--study", "a b"],
+            "'a b' cannot name a study; a name has 1 to 64",
+        ),
+        (["baseline", "optimized", "--study", ".."], "'..' cannot name a study"),
+        (["baseline", "optimized", "--steps", "--measures", "time"], "--steps compares throughput alone"),
         (["baseline", "optimized", "--set", "targt=0.1"], "target?"),
         (["baseline"], "the following arguments are required: B"),
     ],
