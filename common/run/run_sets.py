@@ -142,7 +142,7 @@ def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     if what:
         hint = "--continue adds runs of the same configuration only"
         hint = "--study NAME begins another study" if run_set.cell else hint
-        raise UserError(what, where=path.name, hint=hint)
+        raise UserError(what, where=repository.relative_path(path), hint=hint)
 
 
 def run_all(

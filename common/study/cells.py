@@ -28,7 +28,7 @@ from common.evidence.text import make_table, open_console
 from common.machine import system
 from common.machine.preflight import preflight
 from common.processes import output_to_stderr
-from common.repository import FOLDER, NAME, WORKSPACE, build_probes, mlperf_name
+from common.repository import FOLDER, MAX_NAME, NAME, WORKSPACE, build_probes, mlperf_name
 from common.run import launch, run_sets
 from common.run.run_set import RunSet
 from common.study.predict.sources import max_samples, newest_bench
@@ -193,11 +193,7 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
     """
     if ranks.read_rank_info().world_size > 1:
         raise UserError("a study starts its ranks itself", hint="use --nproc, not torchrun or srun")
-    names = [cell.name for cell in study.cells]
-    for name in (study.name, *names):
-        pattern = NAME if name == study.name else FOLDER
-        if not pattern.fullmatch(name) or name == STUDY or names.count(name) > 1:
-            raise UserError(f"'{name}' cannot name a study, or a cell of one, or does so twice")
+    check_names(study)
     recipes = [launch.verify_recipe(load_cell(study, cell), args.nproc) for cell in study.cells]
     of_directories = {loaded.config.data.directory: loaded for loaded, _ in recipes}  # type: ignore[attr-defined]
     for loaded in of_directories.values():
@@ -216,6 +212,18 @@ def plan_run_sets(study: Study, args: argparse.Namespace) -> list[RunSet]:
     notes = preflight(planned[0].loaded.config, study.folder, is_forced=args.force)
     options = {"hung_after_s": args.hung_after, "drops_caches": args.drop_caches, "anchor": args.anchor}
     return [replace(run_set, **options, preflight=notes) for run_set in planned]
+
+
+def check_names(study: Study) -> None:
+    """Raise UserError for a name of a study or a cell that cannot be a folder's, and for two equal ones."""
+    names = [cell.name for cell in study.cells]
+    for kind, name, more in (("study", study.name, ""), *(("cell", name, " + =") for name in names)):
+        pattern = FOLDER if more else NAME
+        if not pattern.fullmatch(name) or name == STUDY or not name.strip("."):
+            hint = f"a name has 1 to {MAX_NAME} letters, digits and . _ -{more}, and is not '{STUDY}'"
+            raise UserError(f"'{name}' cannot name a {kind}", hint=hint)
+        if names.count(name) > 1:
+            raise UserError(f"two cells are named '{name}'", hint="rename a YAML file, or leave one out")
 
 
 def settings(study: Study, cell: Cell) -> list[str]:

@@ -142,10 +142,11 @@ def unpad(model: Any, round_to: int = 1) -> UnpaddedBert:
 
 def require_packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:
     """Return the model as PackedBert; `method` refuses unless `unpad` (and `sparse_head`) are before it."""
+    needed = [*["sparse_head"] * has_sparse_head, method.name]
     if not isinstance(model, PackedBert):
-        method.refuse("needs unpad before it")
+        method.refuse("needs unpad before it", hint=f"write NAME+unpad+{'+'.join(needed)}")
     if has_sparse_head and not model.masked_tokens_only:
-        method.refuse("needs sparse_head before it")
+        method.refuse("needs sparse_head before it", hint=f"write NAME+{'+'.join(needed)}")
     return model
 
 

@@ -17,7 +17,7 @@ from common.config.merge import read
 from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
-from common.repository import MAX_NAME, shorten_name
+from common.repository import MAX_NAME, configurations, shorten_name
 from common.training.load import load_open, read_config
 
 State = frozenset[str]
@@ -65,9 +65,12 @@ class Switches:
         self.benchmark, self.configuration, self.size = benchmark, configuration, size
         self.settings, self.build = tuple(settings), build
         where = f"{benchmark}/{configuration}.yaml"
-        base = read(benchmark, configuration).values.get("extends")
+        known = configurations(benchmark)
+        base = read(benchmark, configuration).values.get("extends") if configuration in known else None
         if not isinstance(base, str):
-            raise UserError("extends no other configuration: there is nothing to leave out", where=where)
+            extending = ", ".join(name for name in known if "extends" in read(benchmark, name).values)
+            what = f"'{configuration}' is no configuration that extends another: it has nothing to leave out"
+            raise UserError(what, where=benchmark, hint=f"ttt ablate takes one of: {extending}")
         self.base = base
         self.switches = differences(benchmark, self.base, configuration, size)
         if not self.switches:

@@ -130,7 +130,7 @@ def make_packed():
         ("zero_gamma", {}, LINEAR, "no residual block"),
         *((name, {}, LINEAR, "needs unpad") for name in ("fused_qkv", "sparse_head", "fp8")),
         *((name, {}, LINEAR, "needs unpad") for name in ("chunked_head", "compile_layers")),
-        ("last_layer_subset", {}, LINEAR, "needs unpad"),
+        ("last_layer_subset", {}, LINEAR, r"needs unpad .*NAME\+unpad\+sparse_head\+last_layer_subset"),
         *((name, {}, make_packed, "needs sparse_head") for name in ("chunked_head", "last_layer_subset")),
     ],
 )

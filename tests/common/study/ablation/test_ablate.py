@@ -208,9 +208,10 @@ def test_the_time_of_all_runs_follows_from_the_steps_of_each_state(resnet):
     assert minutes in ablation.expect_training({"base_s": 0.01, "turns": turns})
 
 
-def test_a_configuration_that_extends_none_is_refused():
-    line = one_line(ttt_here("ablate", "language_bert", "baseline", "--size", "mini"))
-    assert "language_bert/baseline.yaml: extends no other configuration" in line
+@pytest.mark.parametrize("name", ["baseline", "baseline+ema"])
+def test_a_configuration_that_extends_none_is_refused(name):
+    line = one_line(ttt_here("ablate", "language_bert", name, "--size", "mini"))
+    assert f"'{name}' is no configuration that extends another" in line and "one of: closed, " in line
 
 
 def test_turns_are_enough_to_show_an_effect_after_the_correction_for_all_switches():
