@@ -131,7 +131,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
 def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
     """Raise UserError that names the first difference between a result and the run to be made.
 
-    The code is not compared: a set's folder holds results of one code only, and a study names its codes.
+    The code is not compared: a set's folder holds results of one code only, and a study warns of others.
     """
     config = run_set.loaded.config
     there, what = recipe_of_result(log, config), ""
