@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -10,11 +11,13 @@ import tempfile
 
 import pytest
 
+from common.data.preparation import data_fingerprint
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.log import read_log
 from common.evidence.sealed import seal
 from common.repository import DATA, ROOT, data_folder
 from common.study.replay import replay
+from common.training.load import load_config
 from tests.command import one_line, run, start, ttt_here
 from tests.committed import committed_results
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
@@ -28,13 +31,18 @@ RUNS = {
 }
 
 
-def copy_of(folder, *edits, source=BERT):
-    """Copy a committed log with some replacements, each of which must change it."""
-    text = source.read_text()
+def copy_of(folder, *edits):
+    """Copy a committed log as if of the data here, with some replacements, each of which must change it.
+
+    The text of these data, Python's documentation, is that of the Python here.
+    """
+    config = load_config("language_bert", "optimized", size="mini", settings=[]).config
+    here = rf"\g<1>{data_fingerprint(config)}"
+    text = re.sub(f"({DATA_OF_LOG})[0-9a-f]+", here, BERT.read_text())
     for before, after in edits:
         assert before in text
         text = text.replace(before, after)
-    path = folder / source.name
+    path = folder / BERT.name
     path.write_text(text)
     return path
 
@@ -49,7 +57,7 @@ REFUSED = {  # what is wrong with a log -> a word of the line, and edits
     "no commit": ("not known", (f"# commit: {COMMIT} (clean)\n", "")),
     "an option of git as a commit": ("not known", (COMMIT, f"--output={'x' * 31}")),
     "no configuration": ("configuration", ("# --- configuration", "# --- others")),
-    "other data": ("--data", (f"{DATA_OF_LOG}fb3c", f"{DATA_OF_LOG}0000")),
+    "other data": ("--data", (DATA_OF_LOG, f"{DATA_OF_LOG}0")),
     "no data": ("ttt data prepare", ("directory: data/language_bert/mini", "directory: data/nowhere")),
     "more GPUs than here": ("99 GPU", (f"{GPUS}0", f"{GPUS}99")),
     "a checkpoint": ("checkpoint", ('"key": "optimizer_class"', '"key": "resumed"')),
@@ -64,20 +72,22 @@ def test_a_log_that_cannot_be_replayed_is_refused_in_one_line_before_anything_is
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_without_room_for_temporary_files_one_line_names_the_folder(fault, mount_disk, monkeypatch):
+def test_without_room_for_temporary_files_one_line_names_the_folder(fault, mount_disk, monkeypatch, tmp_path):
     """The files of a commit take more than 1 MiB."""
     folder = mount_disk("1m")
     if fault == "read-only":
         subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    log = copy_of(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    line = one_line(ttt_here("check", "--replay", BERT))
+    line = one_line(ttt_here("check", "--replay", log))
     assert f"{folder}: " in line and "TMPDIR" in line
     assert list(folder.iterdir()) == []
 
 
-def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tried(monkeypatch):
+def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tried(monkeypatch, tmp_path):
     """A file may have no bytes: Python finds no folder that it can write."""
-    recipe, limits = replay.read_recipe(read_log(BERT)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    recipe = replay.read_recipe(read_log(copy_of(tmp_path)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr(tempfile, "tempdir", None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -89,11 +99,12 @@ def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tr
 
 def test_a_result_that_was_kept_is_compared_and_not_made_again(tmp_path):
     """Its first loss was edited: a new run would not have it."""
-    kept = tmp_path / "reference-2cpu-mini-optimized" / "bert"
+    kept, results = (tmp_path / name / BERT.parent.parent.name / "bert" for name in ("kept", "results"))
     kept.mkdir(parents=True)
+    results.mkdir(parents=True)
     path = copy_of(kept, ('"key": "train_loss", "value": 5.17', '"key": "train_loss", "value": 6.17'))
     before = path.read_bytes()
-    done = ttt_here("check", "--replay", BERT, "--keep", tmp_path)
+    done = ttt_here("check", "--replay", copy_of(results), "--keep", tmp_path / "kept")
     assert done.returncode == 1 and "14,400 samples: 5.170782566070557 there, 6.17" in done.stdout
     assert path.read_bytes() == before
 
@@ -106,7 +117,7 @@ def test_a_clone_that_lacks_the_files_of_the_commit_is_refused_in_one_line(left_
     git("clone", *words, f"file://{ROOT}", tmp_path / "clone")
     git("-C", tmp_path / "clone", "config", "remote.origin.url", tmp_path / "gone")
     monkeypatch.setattr(replay, "ROOT", tmp_path / "clone")
-    line = one_line(ttt_here("check", "--replay", BERT))
+    line = one_line(ttt_here("check", "--replay", copy_of(tmp_path)))
     assert COMMIT in line and "git fetch --refetch" in line and "older" not in line
 
 
@@ -188,11 +199,12 @@ def test_runs_repeat_to_the_last_bit_with_the_code_here_and_that_of_an_older_com
 
 
 @pytest.mark.slow
-def test_an_interruption_leaves_nothing_behind(tmp_path):
+def test_an_interruption_leaves_nothing_behind(tmp_path, tmp_path_factory):
     """A run with the code of an older commit is interrupted when it has begun."""
+    logs = tmp_path_factory.mktemp("logs")
     kernels = tempfile.gettempdir()  # of torch, which makes a folder for them when it is imported
     environment = os.environ | {"TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": kernels}
-    words = [sys.executable, "-m", "common.cli", "check", "--replay", BERT]
+    words = [sys.executable, "-m", "common.cli", "check", "--replay", copy_of(logs)]
     process = start(*map(str, words), env=environment, start_new_session=True)
     try:
         until(lambda: ", run 1/1" in process.stdout.readline())
