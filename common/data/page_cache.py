@@ -8,6 +8,7 @@ from common.files import explain_os_error
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 NUM_LOOKED_AT = 200  # files, about
+CHANCE = 0.1  # of them may stay: the kernel drops no page that it is handling; seen: 4 of 200
 MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -33,11 +34,12 @@ def drop(directory: Path, *, whole: bool) -> tuple[bool, str]:
     for path in files:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    how = f"posix_fadvise(DONTNEED) of the {len(files)} files of the data set"
     looked_at = files[:: len(files) // NUM_LOOKED_AT + 1]
     num_kept = sum(map(is_kept, looked_at))
-    how = f"posix_fadvise(DONTNEED) of the {len(files)} files of the data set"
-    kept = f"; {num_kept} of {len(looked_at)} that were looked at stay in memory, in use elsewhere"
-    return num_kept == 0, how + kept * bool(num_kept)
+    if num_kept <= CHANCE * len(looked_at):
+        return True, how
+    return False, f"{num_kept} of {len(looked_at)} files looked at stay in memory, after {how}"
 
 
 def in_memory(directory: Path) -> bool:
