@@ -187,7 +187,7 @@ class Training:
         world_size = self.rank_info.world_size
         scale = world_size / (batch.num_global_targets or world_size * sum(counts))
         total = torch.zeros((), device=self.device)
-        passes = move_once(distributed.running_statistics(self.model), parts)
+        passes = move_once(self.model, parts)
         for number, (micro_batch, count) in enumerate(zip(passes, counts, strict=True), 1):
             is_last = number == len(parts)
             total = total + self.add_gradients(micro_batch, step, weight=count * scale, exchanged=is_last)
@@ -221,14 +221,15 @@ class Training:
         return loss
 
 
-def move_once(statistics: list[Tensor], parts: Sequence[Batch]) -> Iterator[Batch]:
-    """Yield the micro-batches of a batch, each for one forward pass, between which `statistics` are put back.
+def move_once(model: nn.Module, parts: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield the micro-batches of a batch, each for one forward pass, and move batch norm's statistics once.
 
-    They are those that batch norm keeps. At the end they are the mean of what each micro-batch alone would
-    have made of them: that of as many ranks with one micro-batch each. Batch norm itself moves them by its
-    momentum in every pass, with eight micro-batches eight times a step.
+    At the end they are the mean of what each micro-batch alone would have made of them: that of as many ranks
+    with one micro-batch each. Batch norm itself moves them by its momentum in every pass, with eight
+    micro-batches eight times a step.
     """
-    if len(parts) == 1 or not statistics:
+    statistics = distributed.running_statistics(model) if len(parts) > 1 else []
+    if not statistics:
         yield from parts
         return
     before = [value.clone() for value in statistics]
