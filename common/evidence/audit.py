@@ -18,6 +18,7 @@ from common.evidence.sealed.runs import read_sealing
 SPELLED_OUT = {"RCP": "reference convergence points (RCP)"}
 MAX_FOUND = 10  # findings of one rule in one log
 OF_FILES = ("S406", "S418", "S420")  # the rules that count the results of a set, also one that cannot be read
+OF_LOGS = tuple(rule.id for rule in RULES if rule.id[0] == "S" and rule.id not in OF_FILES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +181,7 @@ def audit_set(run_set: RunSet) -> list[Finding]:
     """Audit what the logs of a set share, its seal, and the description of its system."""
     findings = []
     if run_set.readable:
-        of_logs = find_broken_rules("S", run_set.readable, run_set.lead)
-        findings = [finding for finding in of_logs if finding.rule not in OF_FILES]
+        findings = find_broken_rules(OF_LOGS, run_set.readable, run_set.lead)
         files = sorted(run_set.logs, key=lambda log: not log.is_readable)
         findings += find_broken_rules(OF_FILES, files, run_set.lead)
     findings += find_broken_rules("C", read_sealing(run_set), run_set.lead)

@@ -126,9 +126,10 @@ def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]
     """Return a sentence for each score but the baseline's: how much faster than that, and how sure."""
     others = [s for s in scores if s.configuration != BASELINE] or list(scores)
     return [
-        _answer(entry, scores, faster.get(entry.source))
-        + "".join(_disturbance(one) for one in (entry, baseline_of(entry, scores)) if one)
+        _answer(entry, baseline, scores, faster.get(entry.source))
+        + "".join(_disturbance(one) for one in (entry, baseline) if one)
         for entry in others
+        for baseline in [baseline_of(entry, scores)]
     ]
 
 
@@ -140,8 +141,8 @@ def _disturbance(entry: Score) -> str:
     return f" ({num_runs} of {num_runs} runs of {entry.configuration} disturbed: no measure.)"
 
 
-def _answer(entry: Score, scores: Sequence[Score], speedup: Speedup | None) -> str:
-    name, baseline = entry.configuration, baseline_of(entry, scores)
+def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speedup: Speedup | None) -> str:
+    name = entry.configuration
     if not entry.minutes:
         return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
     if baseline is None or baseline is entry or speedup is None:

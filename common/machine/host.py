@@ -91,7 +91,7 @@ def core_speed() -> Line:
 def space(what: str, directory: Path) -> Line:
     """Check that a folder can be written, by writing as much as a log, and that its disk has room.
 
-    `can_write` is False where `--force` would not help.
+    `is_forcible` is False where `--force` would not help.
     """
     check, place = f"room for {what}", existing_folder(directory)
     advice = f"free some, or choose another disk for {what}"
@@ -104,7 +104,7 @@ def space(what: str, directory: Path) -> Line:
     except OSError as error:
         is_full = error.errno in FULL
         advice = advice if is_full else f"choose another folder for {what}"
-        return fault(check, f"{directory} cannot be written ({error.strerror})", advice, can_write=is_full)
+        return fault(check, f"{directory} cannot be written ({error.strerror})", advice, is_forcible=is_full)
     is_full = free < LEAST_FREE
     amount = f"{free / MIB:.1f} MiB" if is_full else f"{free / GIB:.1f} GiB"
     text = f"{amount} free at {directory}"

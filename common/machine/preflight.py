@@ -41,6 +41,6 @@ def preflight(config: RunConfig, results: Path, *, is_forced: bool) -> tuple[str
     faults = [line for line in lines if line.state == FAULT]
     if faults and not is_forced:
         more = f" (and {len(faults) - 1} more: ttt doctor --quick)" if len(faults) > 1 else ""
-        can_run = faults[0].values.get("can_write", True)
-        raise UserError(f"{faults[0]}{more}", hint="or run in spite of it with --force" if can_run else "")
+        hint = "or run in spite of it with --force" * faults[0].values.get("is_forcible", True)
+        raise UserError(f"{faults[0]}{more}", hint=hint)
     return tuple(f"{line.state}{', forced' * (line.state == FAULT)}: {line}" for line in lines)

@@ -79,11 +79,8 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
     """Our own log has its head and what repeats it; its evaluations, blocks and run_stop are whole."""
     if not log.is_ours:
         return
-    try:
-        if not yaml_file.parse("\n".join(log.settings), "the configuration in its head").values:
-            yield Found(0, "no configuration in its head")
-    except UserError as error:
-        yield Found(0, str(error))
+    if not stated_settings(log):
+        yield Found(0, why_unstated(log))
     if log.first("run_start"):
         needed_once = (*STATED.keys() - {*SETTINGS}, *ALSO_NEEDED)  # K103 asks for those
         yield from (Found(0, f"no {key}") for key in sorted(needed_once) if log.first(key) is None)
@@ -100,6 +97,14 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
     for key, number in needed.items():
         if (given := len(log.events(key))) < number:
             yield Found(0, f"{given} {key} where {number} are needed")
+
+
+def why_unstated(log: Log) -> str:
+    try:
+        yaml_file.parse("\n".join(log.settings), "the configuration in its head")
+    except UserError as error:
+        return str(error)
+    return "no configuration in its head"
 
 
 def round_losses(lines: Lines) -> Lines:
