@@ -291,6 +291,11 @@ def available_methods(benchmark: str) -> dict[str, str]:
     return modules
 
 
+def module_file(module: str) -> str:
+    """The file of a module of this project, below ROOT."""
+    return f"{module.replace('.', '/')}.py"
+
+
 def shorten_name(name: str, most: int = MAX_NAME, *, whole: str = "") -> str:
     """Cut a name to so many letters; it then ends with a digest of `whole`, or of itself."""
     if len(name) <= most:

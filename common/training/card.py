@@ -25,7 +25,7 @@ from common.config.names import read_methods
 from common.config.schema import Strict
 from common.errors import UserError, nearest
 from common.evidence.paths import STUDY
-from common.repository import ROOT, WORKSPACE, available_methods, benchmarks
+from common.repository import ROOT, WORKSPACE, available_methods, benchmarks, module_file
 
 SECTIONS = (
     "What",
@@ -162,7 +162,7 @@ class Card:
 
     @property
     def path(self) -> Path:
-        return ROOT / file_of(self.module)
+        return ROOT / module_file(self.module)
 
     def sources(self) -> dict[str, str]:
         """Map the names that its lines call to the modules they come from."""
@@ -175,10 +175,6 @@ class Card:
             elif isinstance(node, ast.ImportFrom):
                 modules |= {name.name: str(node.module) for name in node.names if name.name in called}
         return modules
-
-
-def file_of(module: str) -> str:
-    return f"{module.replace('.', '/')}.py"
 
 
 def list_faults(card: Card) -> Iterator[str]:
@@ -204,7 +200,7 @@ def check_card(card: Card) -> Card:
     """Return a card. Raises UserError for its first fault."""
     for fault in list_faults(card):
         hint = "see the head of common/training/card.py"
-        raise UserError(fault, where=file_of(card.module), hint=hint)
+        raise UserError(fault, where=module_file(card.module), hint=hint)
     return card
 
 
@@ -245,7 +241,7 @@ def plain_loop(card: Card) -> tuple[list[str], list[tuple[str, str]]]:
 
 def read_card(name: str, module: str) -> Card:
     """Read the card of a method's file. Raises UserError for one that is no Python, or has no docstring."""
-    file = file_of(module)
+    file = module_file(module)
     try:
         tree = ast.parse((ROOT / file).read_text())
     except SyntaxError as error:

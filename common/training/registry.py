@@ -8,13 +8,13 @@ from common.config.names import find_methods
 from common.config.schema import RunConfig
 from common.config.validation import validate
 from common.errors import UserError, name_error
-from common.repository import explain_missing
+from common.repository import explain_missing, module_file
 from common.training.method import Method
 
 
 def kind_of(name: str, module: str) -> type[Method]:
     """Return the class in a method's file. Raises UserError where the file cannot be loaded or has none."""
-    file, class_name = f"{module.replace('.', '/')}.py", name.title().replace("_", "")
+    file, class_name = module_file(module), name.title().replace("_", "")
     try:
         kind: type[Method] | None = getattr(importlib.import_module(module), class_name, None)
     except Exception as error:
