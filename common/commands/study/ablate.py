@@ -92,14 +92,14 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
         console.print(f"{len(ablation.states)} states are timed, {runs} trained")
         experiment.load_steps()
         return EXIT_OK if args.step_only else experiment.run_cells(), None
-    figures = None
+    trains, code = not (args.step_only or args.answers), EXIT_OK
+    if trains:
+        check_data(switches.load(switches.all))  # before minutes of step times
     if args.answers:
         figures = experiment.kept_steps()
-    elif not args.step_only:
-        check_data(switches.load(switches.all))  # before minutes of step times
-    figures = figures or experiment.load_steps() or experiment.measure_steps()
-    code = EXIT_OK
-    if not args.step_only and not args.answers:
+    else:
+        figures = experiment.load_steps() or experiment.measure_steps()
+    if trains:
         console.print(experiment.expect_training(figures))
         code = experiment.run_cells()
     if code == EXIT_INTERRUPTED:

@@ -73,20 +73,18 @@ class Groups:
     @cached_property
     def fit(self) -> tuple[np.ndarray, np.ndarray, int]:
         """The fitted values of the states, their covariance, and its degrees of freedom."""
-        states = {column: state for state, column in reversed(self.columns.items())}
-        seeds = sorted({seed for values in self.values.values() for seed in values})
-        rows, fitted = [], []
-        for column, state in sorted(states.items()):
-            for seed, value in self.values[state].items():
-                of_seed = [float(seed == other) - float(seed == seeds[-1]) for other in seeds[:-1]]
-                rows.append([*(float(column == other) for other in range(len(states))), *of_seed])
-                fitted.append(value)
-        design = np.array(rows)
-        solution, _, rank, _ = np.linalg.lstsq(design, np.array(fitted), rcond=None)
+        groups = {column: self.values[state] for state, column in self.columns.items()}
+        seeds = sorted({seed for group in groups.values() for seed in group})
+        runs = [(column, seed, value) for column, group in groups.items() for seed, value in group.items()]
+        fitted = np.array([value for _, _, value in runs])
+        of_state = np.array([[float(column == other) for other in groups] for column, _, _ in runs])
+        of_seed = np.array([[float(seed == other) for other in seeds] for _, seed, _ in runs])
+        design = np.hstack([of_state, of_seed[:, :-1] - of_seed[:, -1:]])
+        solution, _, rank, _ = np.linalg.lstsq(design, fitted, rcond=None)
         freedom = len(fitted) - int(rank)
-        squares = float(np.sum((np.array(fitted) - design @ solution) ** 2))
+        squares = float(np.sum((fitted - design @ solution) ** 2))
         covariance = np.linalg.pinv(design.T @ design) * (squares / freedom if freedom else 0.0)
-        return solution[: len(states)], covariance[: len(states), : len(states)], freedom
+        return solution[: len(groups)], covariance[: len(groups), : len(groups)], freedom
 
     @property
     def freedom(self) -> int:
