@@ -237,7 +237,13 @@ def encoder_layer(
         attended = attended if slopes is None else attended.index_select(0, needed)
         hidden = hidden.index_select(0, needed)
     hidden = attention.output.LayerNorm(attention.output.dense(attended) + hidden)
-    return layer.output.LayerNorm(layer.output.dense(layer.intermediate(hidden)) + hidden)
+    return layer.output.LayerNorm(getattr(layer, "feed_forward", feed_forward)(layer, hidden) + hidden)
+
+
+def feed_forward(layer: Any, hidden: Tensor) -> Tensor:
+    """Return the feed-forward network of a layer; `fp8` gives layers a `feed_forward` of their own."""
+    result: Tensor = layer.output.dense(layer.intermediate(hidden))
+    return result
 
 
 def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,7 +258,7 @@ def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> 
     elif type(attention.qkv) is nn.Linear:
         parts = split_linear(hidden, attention.qkv.weight, attention.qkv.bias, num_parts=3)
     else:  # of fp8
-        parts = attention.qkv(hidden).chunk(3, dim=-1)
+        parts = attention.qkv.split(hidden, 3)
     query, key, value = (
         part.unflatten(1, (attention.num_attention_heads, attention.attention_head_size)) for part in parts
     )

@@ -16,7 +16,7 @@ from language_bert.attention import choose_kernel, has_kernel, head_size, plan_a
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, typical_lengths
 from language_bert.methods.chunked_head import chunked_cross_entropy
-from language_bert.methods.fp8 import CAPABILITY, DTYPES, Fp8Product
+from language_bert.methods.fp8 import CAPABILITY, DTYPES, Fp8FeedForward, Fp8Product, State
 from language_bert.methods.unpad import Unpad
 
 CHUNK_TOKENS = 4096
@@ -63,7 +63,7 @@ class Probes(probes.Probes):
         yield loss_pair(device, torch.float32)
         yield loss_pair(device, torch.bfloat16)
         if device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY:
-            yield fp8_pair(device)
+            yield from fp8_pairs(device)
 
     def work(self, shape: str) -> Work:
         """Count the matrix products on the real tokens of a sample; backward has twice those of forward."""
@@ -213,19 +213,40 @@ def loss_pair(device: torch.device, dtype: torch.dtype) -> KernelPair:
     )
 
 
-def fp8_pair(device: torch.device) -> KernelPair:
-    """Pair a product in 8 bits with the product in float32."""
+def fp8_pairs(device: torch.device) -> Iterator[KernelPair]:
+    """Pair a product and a feed-forward network in 8 bits with those in float32."""
     generator = torch.Generator().manual_seed(0)
-    shapes = ((NUM_ROWS, 2 * HEAD_SIZE), (HEAD_SIZE, 2 * HEAD_SIZE))
-    inputs = [torch.randn(*shape, generator=generator).to(device).requires_grad_() for shape in shapes]
-    currents = torch.zeros(len(DTYPES), device=device).unbind()
-    scales = (zero + 8 / torch.finfo(kind).max for zero, kind in zip(currents, DTYPES.values(), strict=True))
-    state = *scales, *currents
-    return KernelPair(
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device).requires_grad_()
+
+    def build_state(*largest: float) -> list[Tensor]:
+        zero = torch.zeros((), device=device)
+        scales = {f"{name}_scale": most for name, most in zip(DTYPES, largest, strict=True)}
+        most = {f"{name}_scale": torch.finfo(dtype).max for name, dtype in DTYPES.items()}
+        return [zero + scales[name] / most[name] if name in most else zero.clone() for name in State._fields]
+
+    size, wide = HEAD_SIZE, 2 * HEAD_SIZE
+    inputs, state = [draw(NUM_ROWS, wide), draw(size, wide)], build_state(8, 8, 8)
+    yield KernelPair(
         name="8-bit product",
         kernel=lambda: with_gradients(
-            lambda *xw: Fp8Product.apply(*xw, None, torch.bfloat16, *state), inputs
+            lambda *xw: Fp8Product.apply(*xw, None, torch.bfloat16, 1, *state)[0], inputs
         ),
         plain=lambda: with_gradients(F.linear, inputs),
         tolerance=0.1,  # E4M3 keeps 4 bits
+    )
+    shapes = (NUM_ROWS, size), (wide, size), (wide,), (size, wide), (size,)
+    network, states = [draw(*shape) for shape in shapes], [*build_state(8, 8, 64), *build_state(64, 8, 2)]
+
+    def compute_plainly(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias)
+
+    yield KernelPair(
+        name="8-bit feed-forward",
+        kernel=lambda: with_gradients(
+            lambda *xw: Fp8FeedForward.apply(*xw, torch.bfloat16, *states), network
+        ),
+        plain=lambda: with_gradients(compute_plainly, network),
+        tolerance=0.2,  # two products after each other
     )

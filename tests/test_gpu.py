@@ -16,6 +16,7 @@ from common.training.registry import build_methods
 from common.training.step import to_device
 from language_bert.attention import KERNELS, choose_kernel, plan_attention, varlen_attention, why_absent
 from language_bert.data.batches import random_batch, typical_lengths
+from language_bert.kernels.quantize import Quantized, quantize
 from language_bert.model import build_bert, masked_lm_loss
 from tests.runs import make_benchmark
 
@@ -93,6 +94,26 @@ def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries, ker
     )
     assert relative_error([attended], [expected]) < 0.01
     assert relative_error(gradients, torch.autograd.grad(expected, inputs, weight.double())) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize(("function", "num_parts"), [("copy", 3), ("gelu", 1), ("gelu_backward", 2)])
+def test_the_kernel_rounds_to_8_bits_as_torch_does(function, num_parts, dtype):
+    """On a GPU beside the operators of a CPU, with a value that is not a number and one too large."""
+    torch.manual_seed(0)
+    parts = [torch.randn(1040, 256, dtype=torch.bfloat16) for _ in range(num_parts)]
+    parts[0][7, 9], parts[0][8, 9] = float("nan"), 1000.0
+    scale = torch.tensor(3.0) / torch.finfo(dtype).max
+    poison_memory()
+    on_device = quantize([part.to(DEVICE) for part in parts], scale.to(DEVICE), dtype, function)
+    result, expected = Quantized(*(x.cpu() for x in on_device)), quantize(parts, scale, dtype, function)
+    assert torch.equal(result.columns.view(torch.uint8).t(), result.rows.view(torch.uint8))
+    one, other = result.rows.float(), expected.rows.float()
+    assert one[7, 9].isnan() and one[8, 9] == other[8, 9] and one.isnan().sum() == 1
+    is_other = (one != other) & other.isfinite()
+    step = torch.finfo(dtype).eps * other.abs() + torch.finfo(dtype).smallest_normal
+    assert is_other.float().mean() < 0.01 and ((one - other).abs() <= step)[is_other].all()
+    torch.testing.assert_close(result.sums, expected.sums, rtol=1e-3, atol=1e-2, equal_nan=True)
 
 
 def test_optimized_bert_in_bf16_is_as_near_to_float64_as_hugging_face():

@@ -38,7 +38,7 @@ Unlike Composer. Composer 0.7 has no such method.
 # between steps.
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,11 +47,11 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
-from language_bert.kernels.transpose import transpose_bytes
+from language_bert.kernels.quantize import GRADIENTS, Quantized, quantize
 from language_bert.methods.unpad import require_packed, resolve_rounding
-from language_bert.model import PackedBert, autocast_dtype
+from language_bert.model import PackedBert, autocast_dtype, feed_forward
 
-VALUES, GRADIENTS = torch.float8_e4m3fn, torch.float8_e5m2
+VALUES = torch.float8_e4m3fn
 DTYPES = {"input": VALUES, "weight": VALUES, "gradient": GRADIENTS}
 START = {"input": 16.0, "weight": 1.0, "gradient": 2.0**-10}  # largest values, until a step has shown some
 LEAST = 2.0**-100  # of a largest value; below, the tensor counts as zeros and its scale stays
@@ -59,18 +59,36 @@ HISTORY_STEPS = 16  # the default of Transformer Engine is 1024; gradients shrin
 FIRST_PASSES = 2  # the second corrects what rounding with the starting scales did to the first
 MULTIPLE = 16  # of all dimensions, for the kernels
 CAPABILITY = (8, 9)
+GELU = "gelu_pytorch_tanh"  # the form that the kernel computes
 LAYERS_FROM = ("fused_qkv", "gated_linear_units")
 Packed = TypeVar("Packed", bound=PackedBert)
 
 
-def quantize(x: Tensor, scale: Tensor, current: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x / scale in 8 bits, clamped.
+class State(NamedTuple):
+    """Scales, and the largest scales that tensors since `update_scales` asked for: scalars in float32."""
 
-    `current`, a scalar float32, is raised in place to the scale at which no value of x is clamped.
+    input_scale: Tensor
+    weight_scale: Tensor
+    gradient_scale: Tensor
+    gradient_current: Tensor
+    input_current: Tensor | None = None  # these two the forward pass alone changes
+    weight_current: Tensor | None = None
+
+    @property
+    def backward(self) -> tuple[Tensor | None, ...]:
+        return self[:4]
+
+
+def to_8_bits(name: str, state: State, *parts: Tensor, function: str = "copy") -> Quantized:
+    """Return `function` of the parts in the dtype of `name`, one of DTYPES, by the scale of it.
+
+    Its current scale is raised in place to the one at which no value is clamped.
     """
-    largest = torch.finfo(dtype).max
-    current.copy_(torch.maximum(current, x.abs().amax(dim=-1).amax().float() / largest))
-    return (x.float() / scale).clamp(-largest, largest).to(dtype)
+    scale, current = getattr(state, f"{name}_scale"), getattr(state, f"{name}_current")
+    dtype = DTYPES[name]
+    quantized = quantize(parts, scale, dtype, function)
+    current.copy_(torch.maximum(current, quantized.largest / torch.finfo(dtype).max))
+    return quantized
 
 
 def product(
@@ -79,49 +97,102 @@ def product(
     scales: tuple[Tensor, Tensor],
     dtype: torch.dtype,
     *,
-    fast: bool,
+    fast: bool = False,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return a (M, K) times b (K, N), both in 8 bits, rescaled, plus bias (N,), in `dtype`.
+    """Return a (M, K) times the transpose of b (N, K), both in 8 bits, rescaled, plus bias (N,), in `dtype`.
 
-    `b` is column-major. `fast` sums in Hopper's matrix units alone, with 14 bits: enough forward, not for
-    gradients. torch.compile and CPUs support this private function earlier than `F.scaled_mm`.
+    `fast` sums in Hopper's matrix units alone, with 14 bits: enough forward, not for gradients. torch.compile
+    and CPUs support this private function earlier than `F.scaled_mm`.
     """
     scaled = {"scale_a": scales[0], "scale_b": scales[1]}
-    return torch._scaled_mm(a, b, **scaled, bias=bias, out_dtype=dtype, use_fast_accum=fast)
+    bias = None if bias is None else bias.to(dtype)
+    return torch._scaled_mm(a, b.t(), **scaled, bias=bias, out_dtype=dtype, use_fast_accum=fast)
 
 
-def to_column_major(x: Tensor) -> Tensor:
-    return transpose_bytes(x).t()
+def multiply(
+    x: Quantized, weight: Quantized, bias: Tensor | None, state: State, dtype: torch.dtype
+) -> Tensor:
+    """Return x (T, K) times the transpose of weight (N, K) plus bias (N,)."""
+    scales = state.input_scale, state.weight_scale
+    return product(x.rows, weight.rows, scales, dtype, fast=True, bias=bias)
+
+
+def multiply_gradient(
+    gradient: Quantized, x: Tensor, weight: Tensor, state: State, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x (T, K) and weight (N, K), given their transposes and that of the product."""
+    for_x = product(gradient.rows, weight, (state.gradient_scale, state.weight_scale), dtype)
+    for_weight = product(gradient.columns, x, (state.gradient_scale, state.input_scale), dtype)
+    return for_x, for_weight
 
 
 class Fp8Product(torch.autograd.Function):
-    """x (T, K) times the transpose of weight (N, K), plus bias (N,), in `dtype`, and the gradients.
+    """x (T, K) times the transpose of weight (N, K), plus bias (N,), in `dtype`, as equal parts of each row.
 
-    Products are in 8 bits. `state` are the scales and then the current scales of input, weight and gradient;
-    the latter are changed.
+    Products are in 8 bits. `state` are the fields of State; the current scales are changed.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *state: Tensor
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        num_parts: int,
+        *scales: Tensor,
+    ) -> tuple[Tensor, ...]:
+        state = State(*scales)
+        x8, weight8 = to_8_bits("input", state, x), to_8_bits("weight", state, weight)
+        ctx.save_for_backward(x8.columns, weight8.columns, *state.backward)
+        return multiply(x8, weight8, bias, state, dtype).chunk(num_parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight, *scales = ctx.saved_tensors
+        state = State(*scales)
+        gradient = to_8_bits("gradient", state, *gradients)
+        for_bias = gradient.sums if ctx.needs_input_grad[2] else None
+        return *multiply_gradient(gradient, x, weight, state, gradients[0].dtype), for_bias, *[None] * 8
+
+
+class Fp8FeedForward(torch.autograd.Function):
+    """x (T, D) times up (W, D) transposed, plus a bias; GELU's tanh form of it times down (D, W) transposed.
+
+    GELU and its gradient are computed where their results are rounded to 8 bits, and written in no other
+    form.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor,
+        up_bias: Tensor,
+        down: Tensor,
+        down_bias: Tensor,
+        dtype: torch.dtype,
+        *scales: Tensor,
     ) -> Tensor:
-        x_scale, weight_scale, scale, x_current, weight_current, current = state
-        x8 = quantize(x, x_scale, x_current, VALUES)
-        weight8 = quantize(weight, weight_scale, weight_current, VALUES)
-        ctx.save_for_backward(x8, x_scale, weight8, weight_scale, scale, current)
-        bias = None if bias is None else bias.to(dtype)
-        return product(x8, weight8.t(), (x_scale, weight_scale), dtype, fast=True, bias=bias)
+        first, second = State(*scales[:6]), State(*scales[6:])
+        x8, up8 = to_8_bits("input", first, x), to_8_bits("weight", first, up)
+        wide = multiply(x8, up8, up_bias, first, dtype)
+        wide8 = to_8_bits("input", second, wide, function="gelu")
+        down8 = to_8_bits("weight", second, down)
+        factors = x8.columns, up8.columns, wide, wide8.columns, down8.columns
+        ctx.save_for_backward(*factors, *first.backward, *second.backward)
+        return multiply(wide8, down8, down_bias, second, dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x8, x_scale, weight8, weight_scale, scale, current = ctx.saved_tensors
-        g8, dtype = quantize(gradient, scale, current, GRADIENTS), gradient.dtype
-        for_x = product(g8, to_column_major(weight8), (scale, weight_scale), dtype, fast=False)
-        transposed = transpose_bytes(g8)
-        for_weight = product(transposed, to_column_major(x8), (scale, x_scale), dtype, fast=False)
-        for_bias = gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
-        return for_x, for_weight, for_bias, *[None] * (1 + 2 * len(DTYPES))
+        x, up, wide, activated, down, *scales = ctx.saved_tensors
+        first, second, dtype = State(*scales[:4]), State(*scales[4:]), gradient.dtype
+        gradient8 = to_8_bits("gradient", second, gradient)
+        for_activated, for_down = multiply_gradient(gradient8, activated, down, second, dtype)
+        wide8 = to_8_bits("gradient", first, for_activated, wide, function="gelu_backward")
+        for_x, for_up = multiply_gradient(wide8, x, up, first, dtype)
+        return for_x, for_up, wide8.sums, for_down, gradient8.sums, *[None] * 13
 
 
 class Fp8Linear(nn.Linear):
@@ -142,15 +213,33 @@ class Fp8Linear(nn.Linear):
         """Return the `scale` or the `current` of input, weight and gradient."""
         return [self.get_buffer(f"{name}_{kind}") for name in DTYPES]
 
+    @property
+    def state(self) -> list[Tensor]:
+        return [self.get_buffer(name) for name in State._fields]
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x (T, K) weight^T + bias, (T, N), in the dtype of autocast."""
+        return self.split(x, 1)[0]
+
+    def split(self, x: Tensor, num_parts: int) -> tuple[Tensor, ...]:
+        """Return equal parts of each row of the product; backward joins their gradients as it rounds them."""
         if not self.training:
-            return super().forward(x)
-        dtype = autocast_dtype(x)
-        y: Tensor = Fp8Product.apply(
-            x, self.weight, self.bias, dtype, *self.buffers_of("scale"), *self.buffers_of("current")
+            return super().forward(x).chunk(num_parts, dim=-1)
+        apply: Any = Fp8Product.apply
+        parts: tuple[Tensor, ...] = apply(
+            x, self.weight, self.bias, autocast_dtype(x), num_parts, *self.state
         )
-        return y
+        return parts
+
+
+def feed_forward_in_fp8(layer: Any, hidden: Tensor) -> Tensor:
+    """Return what `feed_forward` of model.py does of a layer with two Fp8Linear and GELU between them."""
+    if not layer.training:
+        return feed_forward(layer, hidden)
+    up, down, apply = layer.intermediate.dense, layer.output.dense, Fp8FeedForward.apply
+    weights = up.weight, up.bias, down.weight, down.bias
+    result: Tensor = apply(hidden, *weights, autocast_dtype(hidden), *up.state, *down.state)  # type: ignore[no-untyped-call]
+    return result
 
 
 def use_fp8(model: Packed) -> Packed:
@@ -170,6 +259,9 @@ def use_fp8(model: Packed) -> Packed:
             sizes = f"{linear.in_features} x {linear.out_features}"
             raise UserError(f"8-bit products need sizes that are multiples of {MULTIPLE}, not {sizes}")
         setattr(owner, name, Fp8Linear(linear))
+    for layer in layers:
+        if model.config.hidden_act == GELU and hasattr(layer.intermediate, "intermediate_act_fn"):
+            layer.feed_forward = feed_forward_in_fp8
     history = torch.zeros(HISTORY_STEPS, len(DTYPES) * len(linears), device=linears[0][2].weight.device)
     model.register_buffer("fp8_history", history)
     return model

@@ -15,7 +15,7 @@ from common.measure.device_run import open_run
 from common.measure.throughput import bench_batches, loaded_points, stepper
 
 CLASSES = {  # the first that a kernel's name matches, in lower case; names of CUDA 12 and 13 and of ATen
-    "own": r"^(blur|cross_entropy|crop_resize|max_blur(_backward)?|transpose)_kernel",  # the suite's
+    "own": r"^(blur|cross_entropy|crop_resize|max_blur(_backward)?|quantize)_kernel",  # the suite's
     "compiled": r"^triton_|graph_\d+_cpp|cpp_fused",  # named after all that they fuse
     "communication": r"nccl|all_?reduce",
     "attention": r"flash|fmha|attention",

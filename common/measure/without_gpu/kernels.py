@@ -43,6 +43,7 @@ CASTS = {
     "view",
     "t",
     "transpose",
+    "quantize",
     "detach",
 }
 SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits

@@ -158,7 +158,12 @@ def write_measured() -> str:
     fitted = {row["samples_per_s"] for row in gpu_model.load_rates()["rates"] if row["use"] == "fit"}
     return write_table(
         titles,
-        (cells for row in read_rows() if "rates" in row["figures"] for cells in describe_rates(row, fitted)),
+        (
+            cells
+            for row in read_rows()
+            if "rates" in (row["figures"] or ())
+            for cells in describe_rates(row, fitted)
+        ),
     )
 
 

@@ -10,9 +10,11 @@ from common.errors import UserError
 from common.training.load import load_config
 from common.training.step import Training
 from language_bert.benchmark import Benchmark
+from language_bert.kernels.quantize import GRADIENTS, quantize
 from language_bert.methods import fp8
-from language_bert.methods.fp8 import DTYPES, GRADIENTS, HISTORY_STEPS, VALUES, Fp8Linear, quantize
-from language_bert.probes import Probes, fp8_pair
+from language_bert.methods.fp8 import DTYPES, HISTORY_STEPS, VALUES, Fp8Linear, State, to_8_bits
+from language_bert.model import feed_forward
+from language_bert.probes import Probes, fp8_pairs
 from tests.command import run_interpreted
 from tests.common.training import checkpointed
 from tests.language_bert.configs import mini
@@ -52,20 +54,26 @@ def scale_for(x, dtype):
 def rounded(x, dtype):
     """Return x in float64 as its 8 bits hold it, with its own largest value as the largest of them."""
     scale = scale_for(x, dtype)
-    return quantize(x, scale, torch.zeros(()), dtype).double() * scale
+    return quantize([x], scale, dtype).rows.double() * scale
 
 
-@pytest.mark.parametrize("dtype", [VALUES, GRADIENTS])
-def test_the_largest_value_stays_and_others_are_off_by_half_a_step_at_most(dtype):
-    x, current = torch.linspace(-3e-7, 5e-7, 1001), torch.zeros(())
+@pytest.mark.parametrize("name", ["input", "gradient"])
+def test_the_largest_value_stays_and_others_are_off_by_half_a_step_at_most(name):
+    x, dtype = torch.linspace(-3e-7, 5e-7, 1001)[:, None], DTYPES[name]
     scale = scale_for(x, dtype)
-    again = quantize(x, scale, current, dtype).float() * scale
+    state = State(scale, scale, scale, *torch.zeros(3).unbind())
+    current = getattr(state, f"{name}_current")
+
+    def read(x, state):
+        return to_8_bits(name, state, x).rows.float() * state.input_scale
+
+    again = read(x, state)
     assert again.max() == pytest.approx(5e-7) and current == scale
     bound = x.abs() * torch.finfo(dtype).eps / 2 + scale * torch.finfo(dtype).smallest_normal
     assert (again - x).abs().le(bound).all()
-    clamped = quantize(x, scale / 2, current, dtype).float() * scale / 2
+    clamped = read(x, State(*[scale / 2] * 3, *state[3:]))
     assert clamped.max() == pytest.approx(2.5e-7) and clamped.min() == pytest.approx(-2.5e-7)
-    quantize(x / 8, scale, current, dtype)
+    to_8_bits(name, state, x / 8)
     assert current == scale, "a smaller tensor lowered what the larger one asks for"
 
 
@@ -115,8 +123,8 @@ def test_scales_are_those_of_the_largest_values_of_the_last_steps():
     assert [scale.item() for scale in other.buffers_of("scale")][:2] == before[:2]
 
 
-def multiply_plainly(a, b, scales, dtype, *, fast, bias=None):
-    result = a.float() @ b.float() * (scales[0] * scales[1])
+def multiply_plainly(a, b, scales, dtype, *, fast=False, bias=None):
+    result = a.float() @ b.t().float() * (scales[0] * scales[1])
     return (result if bias is None else result + bias).to(dtype)
 
 
@@ -201,8 +209,9 @@ def test_gated_units_without_a_bias_multiply_in_8_bits_too():
     assert all(module.weight.grad.isfinite().all() and module.weight.grad.any() for module in replaced)
 
 
-def test_the_pair_of_the_preflight_agrees():
-    assert 0 < (pair := fp8_pair(torch.device("cpu"))).error() < pair.tolerance
+def test_the_pairs_of_the_preflight_agree():
+    for pair in fp8_pairs(torch.device("cpu")):
+        assert 0 < pair.error() < pair.tolerance, pair.name
 
 
 def test_with_one_layer_it_is_dropped_and_the_run_says_so():
@@ -244,19 +253,69 @@ def test_a_gpu_without_8_bits_is_refused_in_one_line_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-TRANSPOSE_AGAINST_TORCH = """
+KERNEL_AGAINST_TORCH = """
+import os
 import torch
-from language_bert.kernels.transpose import transpose_bytes
+from language_bert.kernels.quantize import quantize
 
-for shape in ((16, 16), (128, 256), (144, 272), (130, 5)):  # parts of a tile, a tile and two
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        matrix = torch.randn(shape).to(dtype)
-        transposed = transpose_bytes(matrix)
-        assert transposed.dtype == dtype and transposed.is_contiguous()
-        assert torch.equal(transposed.view(torch.uint8), matrix.view(torch.uint8).t())
-torch.library.opcheck(torch.ops.ttt.transpose_bytes.default, (torch.zeros(16, 32, dtype=torch.uint8),))
+torch.manual_seed(0)
+for shape in ((16, 16), (128, 256), (144, 272)):  # parts of a tile, a tile and two
+    for function, num_parts in (("copy", 1), ("copy", 3), ("gelu", 1), ("gelu_backward", 2)):
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            wide = torch.randn(shape[0], 2 * num_parts * shape[1])
+            parts = wide.chunk(2 * num_parts, dim=-1)[::2]  # rows lie apart
+            if function != "copy":
+                parts = [part.bfloat16() for part in parts]
+            scale = torch.tensor(3.0) / torch.finfo(dtype).max
+            by_kernel = quantize(parts, scale, dtype, function)
+            os.environ["TRITON_INTERPRET"] = "0"
+            by_torch = quantize(parts, scale, dtype, function)
+            os.environ["TRITON_INTERPRET"] = "1"
+            for one, other in zip(by_kernel, by_torch, strict=True):
+                assert one.shape == other.shape and one.dtype == other.dtype and one.is_contiguous()
+            torch.testing.assert_close(by_kernel[2:], by_torch[2:], rtol=1e-4, atol=1e-4)
+            assert torch.equal(by_kernel.columns.view(torch.uint8).t(), by_kernel.rows.view(torch.uint8))
+            # Triton's interpreter loses the carry where a value is rounded up to a power of two.
+            one, other = (each.rows.float() for each in (by_kernel, by_torch))
+            bound = other.abs() / 2 + torch.finfo(dtype).smallest_normal
+            assert ((one - other).abs() <= bound).all() and (one == other).float().mean() > 0.9
+rows = torch.randn(16, 32)
+torch.library.opcheck(torch.ops.ttt.quantize.default, ([rows], scale, torch.float8_e5m2, "copy"))
 """
 
 
-def test_the_kernel_transposes_every_tile():
-    run_interpreted(TRANSPOSE_AGAINST_TORCH)
+def test_the_kernel_rounds_transposes_and_sums_every_tile():
+    run_interpreted(KERNEL_AGAINST_TORCH)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_feed_forward_network_is_that_of_two_layers_with_gelu_between(quick, backend):
+    """Between two layers GELU and its gradient are rounded to bfloat16 as well."""
+    _, model, _ = build("methods.fp8={}")
+    layer = model.bert.encoder.layer[0].train()
+    up, down = layer.intermediate.dense, layer.output.dense
+    hidden = torch.randn(32, up.in_features, requires_grad=True)
+
+    def run(function):
+        for each in (up, down):
+            for name, state in each.named_buffers():
+                state.fill_(0.01 if name.endswith("scale") else 0.0)
+        called = torch.compile(function, fullgraph=True, backend=backend) if backend else function
+        with torch.autocast("cpu", torch.bfloat16):
+            y = called(layer, hidden)
+        weight = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+        leaves = [hidden, up.weight, up.bias, down.weight, down.bias]
+        gradients = torch.autograd.grad(y, leaves, weight)
+        currents = [current.clone() for each in (up, down) for current in each.buffers_of("current")]
+        return [y, *gradients, *currents]
+
+    assert layer.feed_forward is not feed_forward
+    for one, other in zip(run(layer.feed_forward), run(feed_forward), strict=True):
+        one, other = one.double(), other.double()
+        assert one.shape == other.shape and (one - other).norm() < 0.04 * other.norm()
+
+
+def test_another_activation_is_computed_between_two_layers():
+    _, model, batch = build("model.activation=gelu", "methods.fp8={}")
+    assert not any("feed_forward" in vars(layer) for layer in model.bert.encoder.layer)
+    assert loss_of(model.train(), batch).isfinite()
