@@ -71,7 +71,10 @@ def bench(
             f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a {peaks.dtype} matrix "
             f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {', '.join(batch_sizes)} samples a step"
         )
-        for row in throughput.measure(runs, peaks, memory, seconds=seconds, shapes=shapes):
+        measured = throughput.measure(
+            runs, peaks, memory, seconds=seconds, shapes=shapes, report=console.print
+        )
+        for row in measured:
             report(row)
         if any(rate["tokens_per_s"] for rate in figures["rates"]):
             console.print("tokens/s leaves padding out")

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from common.training.method import Batch, Method
 from common.training.probes import probes_of
 
 STEPS_PER_TURN = 4  # at a point, at least: the host may run ahead of the device, as in training
+LONG_WARM_UP_S = 5.0  # of a configuration at a shape
 LONG_STEP_S = 0.1  # one of these is enough, unless a method acts every few
 
 Steps = list[tuple[Callable[[], object], float]]  # of steps, at each point, and the weight of its seconds
@@ -61,11 +63,13 @@ def measure(
     *,
     seconds: float,
     shapes: Sequence[str] = (),
+    report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Rate | Failure]:
     """Yield each configuration at each shape, timed for about `seconds`, a few steps of each in turn.
 
     `runs` are initialized; the shapes are those of the benchmark, or the `shapes` named; `memory` is the
-    `step_memory` of each. A configuration that is out of memory at a shape is a Failure there.
+    `step_memory` of each. A configuration that is out of memory at a shape is a Failure there. `report` is
+    given a line where the first steps of one took long.
     """
     batches = {name: bench_batches(run, shapes) for name, run in runs.items()}
     first, *others = batches
@@ -76,8 +80,11 @@ def measure(
     for shape in batches[first]:
         trials = {}
         for name, run in runs.items():
+            started = time.monotonic()
             try:
                 trials[name] = partial(time_sample, steppers(run, shape), run.device)
+                if (warm_up_s := time.monotonic() - started) > LONG_WARM_UP_S:
+                    report(f"  {shape:>10}  {name:24} warmed up in {warm_up_s:.0f} s")
             except OutOfMemory as error:
                 free_memory(run)
                 yield Failure(configuration=name, shape=shape, error=error.what)
@@ -126,7 +133,8 @@ def steppers(run: TrainingRun, shape: str | None = None) -> Steps:
         warm_up(once)
         num_steps = distributed.broadcast(steps_of_turn(run.methods, time_call(once, run.device)))
         turn = stepper(run, batch, point, num_steps)
-        turn()  # the first actions of methods
+        if num_steps > 1:
+            turn()  # the first actions of methods that act every few steps
         turns.append((turn, point.share / num_steps / batch.num_samples))
     return turns
 
@@ -198,7 +206,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
         torch.cuda.reset_peak_memory_stats()
         try:
             for point, batch in loaded_points(run, batches, shape):
-                warm_up(stepper(run, batch, point, turn_length(run.methods)))
+                warm_up(stepper(run, batch, point, turn_length(run.methods, 1)))
         except OutOfMemory:
             free_memory(run)
             continue

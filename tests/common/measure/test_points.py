@@ -85,6 +85,17 @@ def test_points_give_the_time_of_a_whole_run_to_5_percent(monkeypatch, benchmark
     assert 1 / rate.samples_per_s == pytest.approx(whole, rel=0.05)
 
 
+def test_long_steps_are_few_and_a_long_start_is_reported(monkeypatch):
+    """At a point a slow step warms up twice, is timed once, and then is a turn by itself."""
+    run, lines, steps = FakeRun(monkeypatch, "language_bert", "seq_length_warmup={how: segment}"), [], []
+    monkeypatch.setattr(throughput, "LONG_WARM_UP_S", -1.0)
+    monkeypatch.setattr(throughput, "time_call", lambda step, device: step() or 1.0)
+    monkeypatch.setattr(run, "train_step", lambda batch, number: steps.append(number))
+    list(throughput.measure({"it": run}, PEAKS, {"it": {}}, seconds=0, report=lines.append))
+    assert len(steps) == len(points_of(run)) * (3 + 2)  # two rounds
+    assert len(lines) == 1 and "warmed up" in lines[0]
+
+
 def planned_run(benchmark, *settings):
     made = make_benchmark(benchmark, *settings)
     return SimpleNamespace(benchmark=made, methods=build_methods(made.config), plan=made.config.plan())
