@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--size", "--set")
     parser.add_argument("--hardware", metavar="NAME", help="read figures of this folder, measure nothing")
     many: dict[str, Any] = {"action": "append", "default": []}
-    parser.add_argument("--bench", type=Path, metavar="FILE", help="figures of `ttt bench` to use", **many)
+    text = "figures of `ttt bench`, or a row of systems/gpu_day.sh"
+    parser.add_argument("--bench", type=Path, metavar="FILE", help=text, **many)
     parser.add_argument("--measured", metavar="SAMPLES_PER_S@BATCH", help="the rate of one device", **many)
     parser.add_argument("--measure", action="store_true", help="profile now, even where figures are kept")
     samples = "to the target; default: as measured, else as published"

@@ -54,11 +54,13 @@ def find_newest(directory: Path, benchmark: str) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises UserError for anything else."""
+    """Read a JSON object, or the figures of a row of systems/gpu_day.sh. Raises UserError for others."""
     try:
         figures = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"no figures ({error})", where=str(path)) from error
+    if isinstance(figures, dict) and {"stage", "figures"} <= figures.keys():
+        figures = figures["figures"]
     if not isinstance(figures, dict):
         raise UserError("no figures", where=str(path))
     return figures

@@ -59,6 +59,19 @@ def test_the_command_predicts_from_what_bench_measured():
     assert any("deviates by 0.71" in line for line in answer["assumptions"])
 
 
+def test_the_command_predicts_from_a_row_of_a_gpu_day(tmp_path):
+    row = ROOT / "results/throughput/gpu_day/1xH200/bert_large-01.json"
+    (per_s,) = [
+        rate["samples_per_s"]
+        for rate in json.loads(row.read_text())["figures"]["rates"]
+        if rate["configuration"] == "optimized"
+    ]
+    named = ("language_bert", "optimized", "--bench", row, "--results", tmp_path, "--json")
+    done = ttt_here("estimate", *named, "--hardware", "1xH200")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rates"]["per_s"] == {"512 tokens": per_s}
+
+
 def test_devices_are_whole_machines():
     done = ttt_here("estimate", *BERT, "--scaling", "--devices", 16, "--price", 2)
     assert done.returncode == 0, done.stderr
