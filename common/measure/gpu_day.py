@@ -125,6 +125,7 @@ def run_row(row: Row, limit_s: float) -> dict[str, Any]:
         outcome, text = run_command(row, scratch, limit_s)
         seconds = round(time.monotonic() - started, 1)
         written = [json.loads(path.read_text()) for path in scratch.rglob("throughput/*/*.json")]
+    text = text.replace(os.path.relpath(scratch, ROOT), "...")
     lines = [hide_folders(line) for line in text.splitlines() if line.strip()]
     figures = parse_figures(lines) or next(iter(written), None)
     last_lines = [] if figures and outcome == "ok" else [line[:400] for line in lines[-LAST_LINES:]]

@@ -1,6 +1,7 @@
 """systems/gpu_day.sh: its rows, what becomes of one that fails, and the page."""
 
 import json
+import os
 import re
 import sys
 import tomllib
@@ -79,11 +80,11 @@ def test_what_a_bench_had_measured_before_its_time_was_over_is_kept(monkeypatch,
         path = scratch / "throughput/gpu/x_0.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"rates": [RATE]}))
-        return "out of time after 3 s", "a line"
+        return "out of time after 3 s", f"a line -> {os.path.relpath(scratch, ROOT)}/result_0.txt"
 
     monkeypatch.setattr(gpu_day, "run_command", run_command)
     record = gpu_day.run_row(gpu_day.Row(command="ttt bench", limit_s=3), 3)
-    assert record["figures"] == {"rates": [RATE]} and record["output"] == ["a line"]
+    assert record["figures"] == {"rates": [RATE]} and record["output"] == ["a line -> .../result_0.txt"]
     monkeypatch.setattr(gpu_day, "STAGE_S", 0)
     _, (row,), _ = run_day(tmp_path, "ttt list methods")
     assert row["outcome"].startswith("not started")
