@@ -26,16 +26,16 @@ Unlike Composer. Composer 0.7 has no such method.
 # its largest value becomes the largest of its format; the matmul kernel multiplies by the scales of both
 # factors. Current scaling takes the largest value of the tensor itself, so it has to read the whole tensor
 # before it can round the first value: two passes over memory where 16 bits need none, which costs most of
-# what the faster product gains. Delayed scaling takes the largest value of the steps before, which is known
-# when the tensor is computed: rounding becomes the end of the kernel that makes the tensor, and the same pass
-# notes its largest value for later steps. The price is state (a scale, a running largest value and a history
-# for each input, weight and gradient), saved with the model's buffers; and a tensor that grows beyond the
-# history loses its largest values, which are clamped, for one step. The scales of the first step come from
-# its own batch, computed twice more. Largest values are those of all micro-batches and ranks, so that a
-# global batch rounds alike however it is divided. The backward pass has two products: dX = dY W and
-# dW = dY^T X. The kernels want the second factor column-major and all dimensions multiples of 16; X and W are
-# saved in 8 bits. Left out: scales per row or block, FP8 attention, FP8 all-reduce, weights kept in FP8
-# between steps.
+# what the faster product gains. Delayed scaling takes the largest value of the steps before: one pass
+# rounds the tensor and notes its largest value for later steps (kernels/quantize.py). The price is state (a
+# scale, a running largest value and a history for each input, weight and gradient), saved with the model's
+# buffers; and a tensor that grows beyond the history loses its largest values, which are clamped, for one
+# step. The scales of the first step come from its own batch, computed twice more. Largest values are those
+# of all micro-batches and ranks, so that a global batch rounds alike however it is divided. The backward
+# pass has two products: dX = dY W and dW = dY^T X. The kernels want the summed dimension contiguous in both
+# factors, and all dimensions multiples of 16: the pass writes the transpose, too, and that of X and W is
+# saved for the backward pass. Left out: scales per row or block, FP8 attention, FP8 all-reduce, weights
+# kept in FP8 between steps.
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
