@@ -48,10 +48,15 @@ class LabelFile:
 
 @contextmanager
 def open_tar(path: Path, mode: Literal["r:", "r:gz"] = "r:") -> Iterator[tarfile.TarFile]:
-    """Open a tar, and raise UserError that names it where it is damaged, also inside the block."""
+    """Open a tar, and raise UserError that names it where it is damaged, also inside the block.
+
+    A block reads a tar in mode "r:" to its end: one that was cut where a file ends lacks an empty last block.
+    """
     try:
         with tarfile.open(path, mode) as tar:
             yield tar
+            if mode == "r:" and path.stat().st_size < tar.offset + tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("it ends without an end mark")
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise UserError(f"not a whole tar ({error})", where=str(path)) from error
 

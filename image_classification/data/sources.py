@@ -78,7 +78,8 @@ def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_cl
             classes = listed or classes or name_classes(images, class_names, num_classes)
             records = with_synsets(images, classes)
         synsets = {record.synset for record in records}
-        check_count(len(synsets), num_classes, "classes", where)
+        missing = min(set(classes) - synsets, default="")
+        check_count(len(synsets), num_classes, "classes", where, f"; there is no {missing}" * bool(missing))
         check_count(len(records), expected[part], "images", where)
         classes = classes or sorted(synsets)
         if alien := sorted(synsets - set(classes)):
@@ -89,9 +90,9 @@ def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_cl
     return ImageSource(sorted(classes), parts, forms)
 
 
-def check_count(number: int, expected: int, name: str, where: str) -> None:
+def check_count(number: int, expected: int, name: str, where: str, more: str = "") -> None:
     if number != expected:
-        raise UserError(f"{number} {name}, expected {expected}", where=where)
+        raise UserError(f"{number} {name}, expected {expected}{more}", where=where)
 
 
 def name_hash(record: Record) -> bytes:
@@ -158,10 +159,10 @@ def list_numbered(paths: Sequence[Path], form: str, folder: Path) -> tuple[list[
 
 
 def class_folders(directory: Path) -> Iterator[Record]:
-    """Yield every file of every class."""
+    """Yield every file of every class that is not hidden."""
     for synset in folders_of(directory):
         for path in synset.iterdir():
-            if path.is_file():
+            if path.is_file() and not path.name.startswith("."):
                 status = path.stat()
                 yield Record(synset.name, path.name, str(path), 0, status.st_size, status.st_mtime_ns)
 

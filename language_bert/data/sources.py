@@ -117,14 +117,10 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     is_text = bool(files[TEXT])
     if is_text and files[RECORDS]:
         raise UserError(f"has both {TEXT} and {RECORDS}", where=where, hint="name the folder of one")
-    totals = {match[1] for match in map(PART.fullmatch, files) if match}
-    if len(totals) != 1:
-        what = f"parts of {len(totals)} sets, expected part-00000-of-{NUM_PARTS:05} and so on"
-        raise UserError(what, where=where)
-    total = totals.pop()
-    parts = [files.one(f"part-{number:05}-of-{total}") for number in range(int(total))]
-    if is_official and len(parts) != NUM_PARTS:
-        raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=where, hint=OTHER_HINT)
+    parts = list_parts(files, is_official=is_official)
+    if not (is_text or files[RECORDS]):
+        what = f"has neither {TEXT} (of text) nor {RECORDS} (of TFRecords)"
+        raise UserError(what, where=where, hint="see language_bert/README.md")
     evaluation = files.one(TEXT if is_text else RECORDS)
     vocabulary = files.one("vocab.txt") if is_text else None
     checked = [evaluation, vocabulary, *parts] if is_text else []
@@ -140,6 +136,22 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     return Source(
         parts=parts, evaluation=evaluation, vocabulary=vocabulary, checkpoint=checkpoint, weights=weights
     )
+
+
+def list_parts(files: Files, *, is_official: bool) -> list[Path]:
+    """Find the parts of the training set. Raises UserError for none, a missing one or an empty one."""
+    where, totals = str(files.directory), {match[1] for match in map(PART.fullmatch, files) if match}
+    if len(totals) != 1:
+        has = f"parts of {len(totals)} sets" if totals else "no part of a training set and no table of text"
+        what = f"has {has}, expected part-00000-of-{NUM_PARTS:05} and so on"
+        raise UserError(what, where=where)
+    total = totals.pop()
+    parts = [files.one(f"part-{number:05}-of-{total}") for number in range(int(total))]
+    if is_official and len(parts) != NUM_PARTS:
+        raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=where, hint=OTHER_HINT)
+    if empty := next((path for path in parts if not path.stat().st_size), None):
+        raise UserError("is empty", where=str(empty), hint="fetch it again")
+    return parts
 
 
 def list_tables(files: Files, *, has_checkpoint: bool) -> Source | None:
@@ -178,9 +190,16 @@ def find_checkpoint(files: Files) -> Path:
 
 
 def find_weights(files: Files, index: Path) -> Path | None:
-    """Find the converted checkpoint, unless the data of the checkpoint are beside its index."""
-    has_data = index.with_name(CHECKPOINT + DATA_SUFFIX).is_file()
-    return files.one(WEIGHTS) if files[WEIGHTS] and not has_data else None
+    """Find the converted checkpoint; None where the data of the checkpoint are beside its index.
+
+    Raises UserError where there is neither.
+    """
+    data = index.with_name(CHECKPOINT + DATA_SUFFIX)
+    if data.is_file():
+        return None
+    if not files[WEIGHTS]:
+        raise UserError("no such file, beside its index", where=str(data), hint=CHECKPOINT_HINT)
+    return files.one(WEIGHTS)
 
 
 def find_column(path: Path) -> str:

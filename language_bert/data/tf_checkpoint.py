@@ -44,6 +44,10 @@ class Stored(NamedTuple):
     checksum: int
 
 
+def index_of(prefix: Path) -> Path:
+    return prefix.with_name(f"{prefix.name}.index")
+
+
 def read_index(path: Path) -> dict[str, Stored]:
     """Read where the float32 tensors are, without the optimizer's, by name. Raises UserError for damage."""
     try:
@@ -107,7 +111,7 @@ def parse_entry(name: str, value: memoryview) -> Stored:
 def read_tensors(prefix: Path) -> dict[str, np.ndarray]:
     """Memory-map the float32 tensors of a checkpoint, by Hugging Face names. Raises UserError for damage."""
     path = prefix.with_name(f"{prefix.name}.data-00000-of-00001")
-    stored = read_index(prefix.with_name(f"{prefix.name}.index"))
+    stored = read_index(index_of(prefix))
     try:
         data = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -130,7 +134,7 @@ def read_converted(weights: Path, prefix: Path) -> dict[str, np.ndarray]:
     Raises UserError for a tensor whose type, shape or checksum is not what the index of the checkpoint says.
     """
     converted, tensors = read_weights(weights), {}
-    for name, entry in read_index(prefix.with_name(f"{prefix.name}.index")).items():
+    for name, entry in read_index(index_of(prefix)).items():
         new_name = hugging_face_name(name)
         if (tensor := converted.get(new_name)) is None:
             continue

@@ -89,6 +89,10 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     print(f"listing {source}", flush=True)
     files = list_source(source, is_official=is_official, has_checkpoint=has_checkpoint)
     check_settings(files, config)
+    if files.checkpoint is not None:
+        from language_bert.data import tf_checkpoint  # torch, which no process of a shard loads
+
+        tf_checkpoint.read_index(tf_checkpoint.index_of(files.checkpoint))  # before hours of work
     planned = plan(work, files, config)
     missing = shards.clear_unfinished(work, planned)
     num_missing = sum(shard.num_instances for shard in missing)
@@ -105,9 +109,6 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
     if is_official:
         check_evaluation(config.data.num_evaluation_samples, facts, files.evaluation)
     if files.checkpoint is not None:
-        # imported here: torch takes seconds in each of the processes above
-        from language_bert.data import tf_checkpoint
-
         path = work / "data" / WEIGHTS
         tf_checkpoint.convert_checkpoint(files.checkpoint, config, path, weights=files.weights)
     return preparation.finish(directory, work, facts, files.describe())

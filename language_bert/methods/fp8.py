@@ -37,6 +37,7 @@ Unlike Composer. Composer 0.7 has no such method.
 # saved for the backward pass. Left out: scales per row or block, FP8 attention, FP8 all-reduce, weights
 # kept in FP8 between steps.
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -315,6 +316,7 @@ class Fp8(Method):
 
     def model(self, model: nn.Module) -> nn.Module:
         self.check_hardware()
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as it is: torch asks Triton 3.9, which warns
         return use_fp8(require_packed(model, self))
 
     def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:

@@ -131,6 +131,14 @@ def zero_fifth_member(path):
 
 
 PAGE = b"<html>not found</html>"
+
+
+def cut_before_a_member(path):
+    with tarfile.open(path) as tar:
+        last = tar.getmembers()[-1].offset
+    path.write_bytes(path.read_bytes()[:last])
+
+
 VAL, TRAIN_TAR, VAL_TAR = f"val/{SYNSETS[0]}", sources.TARS["train"], sources.TARS["validation"]
 LABELS = "validation_synsets.txt"
 
@@ -139,13 +147,18 @@ LABELS = "validation_synsets.txt"
     ("form", "name", "damage", "key_words"),
     [
         ("folders", VAL, lambda path: path.rename(path.with_name("n9")), "n9 is not in the training set"),
-        ("folders", VAL, shutil.rmtree, "validation: 2 classes, expected 3"),
+        ("folders", VAL, shutil.rmtree, f"validation: 2 classes, expected 3; there is no {SYNSETS[0]}"),
         ("folders", "val", shutil.rmtree, f"neither {VAL_TAR} nor validation/ nor val/"),
         ("tars", LABELS, Path.unlink, "synset of each validation image.*validation_synset_labels.txt"),
         *(
             ("tars", name, damage, f"{name}: not a whole tar")
             for name in (TRAIN_TAR, VAL_TAR)
-            for damage in (shorten, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(PAGE))
+            for damage in (
+                shorten,
+                cut_before_a_member,
+                lambda path: path.write_bytes(b""),
+                lambda path: path.write_bytes(PAGE),
+            )
         ),
         ("tars", VAL_TAR, zero_fifth_member, r"1 of its images .*img_val.tar n.*_\d+.JPEG: .*not"),
     ],
@@ -165,6 +178,12 @@ def test_the_official_tars_are_checked_by_their_md5(own_tars, expected, tmp_path
     refuses(f"img_train.tar: MD5 {md5s['train']}, expected 0000", tmp_path / "full", own_tars)
     monkeypatch.setattr(sources, "OFFICIAL", official)
     prepared(tmp_path / "full", own_tars)
+    assert content_of(tmp_path / "full") == expected
+
+
+def test_hidden_files_are_no_images(own_folders, expected, tmp_path):
+    (own_folders / "train" / SYNSETS[1] / ".DS_Store").write_bytes(b"of a file manager")
+    prepared(tmp_path / "full", own_folders)
     assert content_of(tmp_path / "full") == expected
 
 

@@ -198,7 +198,7 @@ def copied(source, tmp_path):
     return shutil.copytree(source, tmp_path / "source")
 
 
-PART = f"results4/{NAMES[1]}"
+PART, CHECKPOINT_DATA = f"results4/{NAMES[1]}", "model.ckpt-28252.data-00000-of-00001"
 
 
 @pytest.mark.parametrize(
@@ -210,12 +210,24 @@ PART = f"results4/{NAMES[1]}"
         (shutil.copy, (PART, "eval_10k"), "both eval.txt and eval_10k"),
         (shutil.move, ("vocab.txt", "words"), "no vocab.txt"),
         (shutil.move, ("model.ckpt-28252.index", "index"), r"no model\.ckpt-28252\.index"),
+        (shutil.move, (CHECKPOINT_DATA, "data"), f"{CHECKPOINT_DATA}: no such file, beside its index"),
+        (shutil.move, ("results4/eval.txt", "text"), "has neither eval.txt"),
+        (lambda part: part.write_bytes(b""), (PART,), "part-00001-of-00004: is empty"),
+        (shutil.rmtree, ("results4",), "has no part of a training set and no table of text"),
     ],
 )
 def test_an_incomplete_or_ambiguous_source_is_refused(copied, action, names, message):
     action(*(copied / name for name in names))
     with pytest.raises(UserError, match=message):
         sources.list_source(copied, is_official=False, has_checkpoint=True)
+
+
+def test_a_cut_index_of_the_checkpoint_is_refused_before_any_sample_is_made(copied, tmp_path, monkeypatch):
+    (index,) = copied.rglob("model.ckpt-28252.index")
+    index.write_bytes(index.read_bytes()[:-20])
+    monkeypatch.setattr(wikipedia, "plan", None)
+    with pytest.raises(UserError, match=r"model\.ckpt-28252\.index"):
+        prepared(tmp_path / "full", copied)
 
 
 @pytest.mark.parametrize(
