@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from common.repository import hide_folders
-
 PHASES = (  # in the order in which a rank passes them
     "between steps",
     "evaluating",
@@ -24,7 +22,8 @@ BETWEEN, EVALUATING, EVALUATED, LOADING, COMPUTING = range(len(PHASES))
 
 SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
 TEXT_AT = 64
-POSITION, COUNT, FAILED_AT, SHUTTING_DOWN = range(4)  # words; a time is monotonic and in nanoseconds
+# words; a time is monotonic and in nanoseconds
+POSITION, COUNT, FAILED_AT, SHUTTING_DOWN, FAILED_STEP = range(5)
 FIRST = 1  # a time before any other
 
 
@@ -58,6 +57,7 @@ class Slot:
             return
         room = SLOT_BYTES - TEXT_AT
         self.memory[TEXT_AT:] = cause.encode(errors="replace")[:room].ljust(room, b"\0")
+        self.words[FAILED_STEP] = self.step
         self.words[FAILED_AT] = at_ns
 
     @property
@@ -67,9 +67,9 @@ class Slot:
 
 
 def describe_failure(step: int, cause: str, who: str = "") -> str:
-    """Say in one line who failed, when and why, without folders of this machine."""
+    """Say in one line who failed, when and why; logs and seals hide the folders in it."""
     when = f"after step {step:,}" if step else "before the first step"
-    return " ".join(hide_folders(f"{who}{', ' if who else ''}{when}: {cause}").split())
+    return " ".join(f"{who}{', ' if who else ''}{when}: {cause}".split())
 
 
 class Heartbeat:
@@ -129,7 +129,7 @@ class Heartbeat:
             return ""
         rank = min(failed, key=lambda number: self.slots[number].words[FAILED_AT])
         slot = self.slots[rank]
-        return describe_failure(slot.step, slot.cause, f"rank {rank} of {len(self.slots)}")
+        return describe_failure(slot.words[FAILED_STEP], slot.cause, f"rank {rank} of {len(self.slots)}")
 
     def interruption(self) -> str:
         return describe_failure(max(slot.step for slot in self.slots), "interrupted")

@@ -134,17 +134,17 @@ class Watchdog:
         running = dict(zip(self.local_ranks, processes.processes, strict=True))
         states = {rank: process_status(process.pid) for rank, process in running.items()}
         late = self.late(states)
+        is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
+        cause = f"no progress for {self.quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
+        if len(late) > 1:
+            cause += f"; {len(late)} ranks stand there, their stacks are above"
+        self.heartbeat.record_death(late[0], cause)
         for rank in sorted(running, key=lambda number: states[number] in STUCK):  # which wake up, last
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):
                 running[rank].send_signal(number)
             wait_for_handler(running[rank].pid, DUMP, limit_s=DUMP_S)
-        is_stuck = f"{states[late[0]]}, " if states[late[0]] in STUCK else ""
-        cause = f"no progress for {self.quiet_s:.0f} s (--hung-after), {is_stuck}{slots[late[0]].phase}"
-        if len(late) > 1:
-            cause += f"; {len(late)} ranks stand there, their stacks are above"
-        self.heartbeat.record_death(late[0], cause)
         processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:

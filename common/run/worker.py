@@ -32,6 +32,7 @@ PEERS_END_S = 2.0  # in which the launcher notices that a rank has died, and end
 LOST_PEER = re.compile(
     r"by peer|[Pp]eer closed|Broken pipe|remote process exited|Socket closed"
 )  # gloo, NCCL
+LOST_PEER_CHARACTERS = 80  # of what the library says
 INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launcher's patience
 
 
@@ -113,7 +114,11 @@ def exit_code_of(error: Exception) -> int:
     if isinstance(error, UserError) or memory.is_out_of_memory(error):
         return EXIT_USAGE
     is_killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
-    return EXIT_FINDINGS if is_killed else EXIT_INTERNAL  # as for a rank that was killed
+    return EXIT_FINDINGS if is_killed or has_lost_peer(error) else EXIT_INTERNAL  # as for a killed rank
+
+
+def has_lost_peer(error: Exception) -> bool:
+    return isinstance(error, dist.DistError) or bool(LOST_PEER.search(str(error)))
 
 
 def describe_error(error: Exception) -> str:
@@ -123,9 +128,9 @@ def describe_error(error: Exception) -> str:
     """
     if isinstance(error, UserError):
         return str(error)
-    text = name_error(error)
-    has_lost_peer = isinstance(error, dist.DistError) or LOST_PEER.search(str(error))
-    return f"lost a peer, whose machine says why ({text})" if has_lost_peer else text
+    if has_lost_peer(error):
+        return f"lost a peer, whose machine says why ({name_error(error, LOST_PEER_CHARACTERS)})"
+    return name_error(error)
 
 
 def main() -> NoReturn:

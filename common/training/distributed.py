@@ -5,6 +5,8 @@ With one rank no group is started, and every function here returns at once. NCCL
 
 import os
 import socket
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +25,7 @@ from common.machine import numa
 from common.training.ranks import STORE, RankInfo, meeting_point
 
 TIMEOUT = timedelta(minutes=10)  # one rank may compile that much longer than another
+WAITING_S = 20.0  # for the other ranks, before a line says so
 
 T = TypeVar("T")
 
@@ -51,6 +54,10 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         torch.cuda.set_device(rank_info.local_rank % count)
         if rank_info.num_local > 1:
             numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
+    where = "" if store else "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+    waiting = threading.Timer(WAITING_S, say_waiting, [where])
+    waiting.daemon = True
+    waiting.start()
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -60,13 +67,20 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
             timeout=TIMEOUT,
             device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
-    except dist.DistNetworkError as error:
-        where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+    except dist.DistError as error:
         what = f"the ranks cannot meet here ({str(error).splitlines()[0]})"
-        raise UserError(what, where=where, hint="is the port taken? set another MASTER_PORT") from error
+        hint = "give all machines the same MASTER_ADDR and MASTER_PORT, of a port that is free"
+        raise UserError(what, where=where, hint=hint) from error
+    finally:
+        waiting.cancel()
     yield
     barrier()  # nobody hangs up while another still reads
     dist.destroy_process_group()
+
+
+def say_waiting(where: str) -> None:
+    if where:
+        print(f"  waiting for the other ranks at {where}", file=sys.stderr, flush=True)
 
 
 def look_up(host: str) -> None:

@@ -68,7 +68,7 @@ def count_all(num_ranks: int) -> int:
 def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Return host and port at which the ranks find each other: torchrun's, or the first host of a Slurm step.
 
-    Raises UserError where nothing names them.
+    Raises UserError where nothing names them, and for a port that is no number of one.
     """
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -79,6 +79,8 @@ def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str
         port = str(PORTS[int(job) % len(PORTS)])
     if host is None or port is None:
         raise UserError("MASTER_ADDR and MASTER_PORT are not set", hint=HINT)
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UserError(f"'{port}' is no port", where="MASTER_PORT", hint="a number from 1 to 65535")
     return host, port
 
 

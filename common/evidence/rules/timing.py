@@ -218,7 +218,7 @@ def the_pace_stays(log: Log) -> Iterator[Found]:
     """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
     rates = [(event, finite(event.value)) for event in log.events("throughput")]
     known = [(rate, event) for event, rate in rates if rate is not None and rate > 0]
-    if not known:
+    if not known or log.is_resumed:  # whose gap lies in a block
         return
     methods = {event.value for event in log.events("method") if isinstance(event.value, str)}
     limit = STEADY if methods.isdisjoint(CHANGE_THE_WORK) else CHANGED

@@ -31,6 +31,8 @@ def test_a_pace_that_jumps_is_found_at_its_slow_block_and_growing_images_change_
     assert pace(412, 337, 404) == pace(100) == pace() == []
     assert pace(400, 150, 100) == pace(400, 150, 80, method="progressive_crops") == [4]
     assert pace(400, 150, 100, method="progressive_crops") == []
+    resumed = log_of(("throughput", 2498, {}), ("resumed", 40, {}), ("throughput", 140, {}))
+    assert not [finding for finding in audit_log(resumed) if finding.rule == "T231"], "a gap is no pace"
 
 
 def load(others=0.0, **facts):

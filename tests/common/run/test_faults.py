@@ -175,4 +175,7 @@ def test_the_rank_that_the_others_wait_for_is_late():
     assert watchdog.late(waiting) == [0, 1, 2]
     heartbeat.slots[0].enter(8, EVALUATING)
     assert watchdog.late(waiting) == [1, 2]
+    heartbeat.record_death(1, "no progress")
+    heartbeat.slots[1].enter(9, LOADING)  # it woke up
+    assert heartbeat.failure() == "rank 1 of 3, after step 7: no progress"
     heartbeat.close()

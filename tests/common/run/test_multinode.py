@@ -162,6 +162,7 @@ def test_a_log_says_that_a_peer_on_another_machine_was_lost(tmp_path, environmen
     (path,) = tmp_path.rglob("result_0.txt")
     assert "lost a peer, whose machine says why" in reason_of_abort(path) and "lost a peer" in errors
     assert "SIGKILL" in other_errors
+    assert first.returncode == 1 and "Traceback" not in errors
 
 
 SRUN = """#!/usr/bin/env python3

@@ -1,6 +1,7 @@
 """Several ranks: the same training as one, exact evaluation, one log, and an end for all when one dies."""
 
 from dataclasses import astuple
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from common.training.ranks import STORE, RankInfo
 from language_bert.data.batches import typical_lengths
 from tests.command import one_line, run_ranks, ttt
 from tests.common.training import train_exactly
-from tests.runs import records
+from tests.runs import free_port, records
 
 TINY = ("max_duration=20ba", "evaluate_every=10ba", "evaluate_from=10ba", "schedule.warmup=5ba")
 pytestmark = pytest.mark.usefixtures("prepared_data")
@@ -145,6 +146,26 @@ def test_ranks_of_a_slurm_step_meet_on_its_first_host():
     assert ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == ("a", "1")
     with pytest.raises(UserError, match="MASTER_ADDR"):
         ranks.meeting_point({})
+
+
+@pytest.mark.parametrize("port", ["abc", "", "0", "-1", "65536"])
+def test_a_meeting_point_has_a_port(port):
+    with pytest.raises(UserError, match=f"MASTER_PORT: '{port}' is no port"):
+        ranks.meeting_point({"MASTER_ADDR": "a", "MASTER_PORT": port})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_whose_peers_do_not_come_says_so_while_it_waits_and_when_it_ends(monkeypatch, capfd):
+    port = str(free_port())
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(STORE, raising=False)
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=2))
+    monkeypatch.setattr(distributed, "WAITING_S", 0.2)
+    message = f"127.0.0.1:{port}: the ranks cannot meet here .*; give all machines"
+    with pytest.raises(UserError, match=message), distributed.process_group(RankInfo(rank=0, world_size=2)):
+        pass
+    assert f"waiting for the other ranks at 127.0.0.1:{port}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["nohost.invalid", "", "x" * 70])
