@@ -44,17 +44,8 @@ NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 PATTERNS = ("*.py", "*.yaml")
 NO_RUN_LOADS = ("built", "commands", "doctor", "measure", "study")  # rooms of common/
 NAMED = 5  # untracked files in a log's head
-EXTRAS = {  # of pyproject.toml -> the modules of its packages
-    "train": (
-        "torch",
-        "torchvision",
-        "transformers",
-        "tokenizers",
-        "safetensors",
-        "google_crc32c",
-        "sklearn",
-    ),
-}
+# of the packages in the extra `train` of pyproject.toml
+TRAIN = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "google_crc32c", "sklearn")
 
 
 class CodeState(NamedTuple):
@@ -167,9 +158,8 @@ def install_hint(extra: str) -> str:
 
 def explain_missing(error: Exception) -> UserError | None:
     """Say how to install the package whose module an import has missed; None for any other error."""
-    for extra, modules in EXTRAS.items():
-        if isinstance(error, ModuleNotFoundError) and error.name in modules:
-            return UserError(f"{error.name} is not installed", hint=install_hint(extra))
+    if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
+        return UserError(f"{error.name} is not installed", hint=install_hint("train"))
     return None
 
 

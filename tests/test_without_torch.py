@@ -7,7 +7,7 @@ import tomllib
 from importlib import metadata
 
 from common.cli import COMMANDS, PARTS, find_part
-from common.repository import EXTRAS, ROOT, benchmarks, install_hint
+from common.repository import ROOT, TRAIN, benchmarks, install_hint
 from tests.command import one_line
 from tests.committed import committed_results, tracked
 from tests.verbs import READERS, run_all
@@ -54,12 +54,12 @@ def work_without_torch(folder):
 
 def test_what_reads_logs_data_and_figures_needs_no_extra(tmp_path):
     expected = work_without_torch(tmp_path)
-    for done, words in zip(run_all(expected, hidden=EXTRAS["train"]), expected.values(), strict=True):
+    for done, words in zip(run_all(expected, hidden=TRAIN), expected.values(), strict=True):
         assert done.returncode == 0 and words in done.stdout, (done.args, done.stdout, done.stderr)
 
 
 def test_every_other_command_names_the_extra_in_one_line():
-    for hidden in (TORCH, EXTRAS["train"]):
+    for hidden in (TORCH, TRAIN):
         for done in run_all(NEED_TORCH, hidden=hidden):
             line = one_line(done)
             assert " is not installed" in line and install_hint("train") in line, done.args
@@ -76,12 +76,12 @@ def test_data_are_prepared_and_verified_without_torch(tmp_path):
         prepared, verified = run_all([f"data {verb} {where}" for verb in ("prepare", "verify")], hidden=TORCH)
         assert prepared.returncode == 0, prepared.stderr
         assert verified.returncode == 0 and "intact" in verified.stdout
-        (done,) = run_all([f"data prepare {where}-2"], hidden=EXTRAS["train"])
+        (done,) = run_all([f"data prepare {where}-2"], hidden=TRAIN)
         assert install_hint("train") in one_line(done)
 
 
 def test_the_doctor_checks_what_needs_no_torch_and_says_how_to_install_it():
-    (done,) = run_all(["doctor --size mini"], hidden=EXTRAS["train"])
+    (done,) = run_all(["doctor --size mini"], hidden=TRAIN)
     faults = [line for line in done.stdout.splitlines() if line.startswith("fault")]
     assert done.returncode == 1 and len(faults) == 1 and done.stderr == ""
     assert "no torch; " in faults[0] and "pip install" in faults[0]
@@ -91,10 +91,10 @@ def test_the_doctor_checks_what_needs_no_torch_and_says_how_to_install_it():
 def test_every_extra_that_advice_names_is_declared_and_no_index_is_asked_for_our_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {"train", "dali", "dali-cu12", "flash", "dev"}
-    assert set(EXTRAS) | extras <= set(project["optional-dependencies"])
+    assert extras <= set(project["optional-dependencies"])
     names = {re.match(r"[\w-]+", entry)[0] for entry in project["optional-dependencies"]["train"]}
     modules = {"scikit-learn": "sklearn", "google-crc32c": "google_crc32c"}
-    assert {modules.get(name, name) for name in names} == set(EXTRAS["train"])
+    assert {modules.get(name, name) for name in names} == set(TRAIN)
     asked = re.compile(r"pip3? install [^\n]*time[-_]to[-_]train")
     texts = {path: path.read_text(errors="replace") for path in tracked() if path.suffix != ".svg"}
     assert [path for path, text in texts.items() if asked.search(text)] == []
