@@ -180,12 +180,7 @@ def verify_bytes(key: Any, signature: bytes, message: bytes, digest: str, *, is_
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
-    sizes: dict[str, hashes.HashAlgorithm] = {
-        "sha256": hashes.SHA256(),
-        "sha384": hashes.SHA384(),
-        "sha512": hashes.SHA512(),
-    }
-    algorithm = sizes[digest]
+    algorithm = getattr(hashes, digest.upper())()
     if isinstance(key, ec.EllipticCurvePublicKey):
         key.verify(signature, message, ec.ECDSA(algorithm))
     elif isinstance(key, rsa.RSAPublicKey):
