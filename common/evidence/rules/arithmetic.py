@@ -13,7 +13,6 @@ from common.evidence.records import Event, finite, is_rounded, printable
 from common.evidence.rules.keys import SETTINGS
 from common.evidence.rules.rule import (
     Found,
-    Lines,
     chain,
     delay_run,
     edit,
@@ -107,11 +106,7 @@ def why_unstated(log: Log) -> str:
     return "no configuration in its head"
 
 
-def round_losses(lines: Lines) -> Lines:
-    return edit_all("train_loss", lambda record: {"value": round(record["value"], 4)})(lines)
-
-
-@rule("K125", "strict", HEAD, breaks=round_losses)
+@rule("K125", "strict", HEAD, breaks=edit_all("train_loss", lambda r: {"value": round(r["value"], 4)}))
 def losses_have_all_digits(log: Log) -> Iterator[Found]:
     """Our own log states losses with the digits of float32 or more, by which copies are found."""
     losses = [(event, finite(event.value)) for event in log.events("train_loss") if log.is_ours]

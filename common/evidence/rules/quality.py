@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from common.evidence.compare.masked_accuracy import OFFICIAL
@@ -140,13 +139,13 @@ def the_cadence_is_constant(log: Log) -> Iterator[Found]:
             yield Found(event.line, f"{step:g} after the one before, usually {usual:g}")
 
 
-def count_to(total: int, record: dict[str, Any]) -> dict[str, object]:
+def count_to_40000(record: dict[str, Any]) -> dict[str, object]:
     """Let an accuracy be of so many samples or tokens."""
-    correct = round(record["value"] * total)
-    return {"value": correct / total, "correct": correct, "total": total}
+    correct = round(record["value"] * 40000)
+    return {"value": correct / 40000, "correct": correct, "total": 40000}
 
 
-@rule("Q309", "error", QUALITY, breaks=edit_all("eval_accuracy", partial(count_to, 40000)))
+@rule("Q309", "error", QUALITY, breaks=edit_all("eval_accuracy", count_to_40000))
 def everything_is_evaluated(log: Log) -> Iterator[Found]:
     """The total of an evaluation is every sample (resnet), or all 428,235 masked tokens (bert)."""
     expected: object = TOTALS.get(log.benchmark)
