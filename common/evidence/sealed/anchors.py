@@ -102,13 +102,12 @@ class Stamp(NamedTuple):
 
 
 class Anchored(NamedTuple):
-    """A run set and the replies beside it; `places` are all that have, or lack, one.
+    """The replies beside a run set; `places` are all that have, or lack, one.
 
     `is_verified` is False where the library is not installed. `faults` are lines that cannot be read,
     `explained` the files and lines for whose missing reply a line states a reason.
     """
 
-    run_set: RunSet
     path: str
     sealed: SealedSet | None
     places: tuple[Place, ...]
@@ -185,7 +184,7 @@ def read_anchored(run_set: RunSet, roots: Sequence[Any] = ()) -> Anchored | None
         return None
     source = Source(path.parent, run_set)
     sealed, places = read_sealed(path.parent), tuple(source.places.values())
-    empty = Anchored(run_set, label(path), sealed, places, ())
+    empty = Anchored(label(path), sealed, places, ())
     try:
         lines = read_bytes(path, MAX_ANCHORS_BYTES).splitlines() if path.exists() else []
         if len(lines) > MAX_ANCHORS:

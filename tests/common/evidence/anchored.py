@@ -34,7 +34,7 @@ def stamped(run_set):
         for event in log.events(*ANCHORED_KEYS):
             places.append((Place(f"result_{number}.txt", event.line, log, event), event.time_ms))
     stamps = tuple(stamp(number, *place) for number, place in enumerate(places, 1))
-    return Anchored(run_set, "here/anchors.jsonl", None, tuple(place for place, _ in places), stamps)
+    return Anchored("here/anchors.jsonl", None, tuple(place for place, _ in places), stamps)
 
 
 def stamp(number, place, time_ms, delay_ms=DELAY_MS):
