@@ -323,12 +323,11 @@ def thinned(curve: Sequence[Point]) -> Sequence[Point]:
 
 def status(log: Log) -> int:
     """Return which of `STATUSES` a run has; a fault, or a person, that ended it leaves a reason."""
-    stop = log.last("run_stop")
     if not log.is_readable:
         return UNREADABLE
     if log.is_resumed:
         return RESUMED
-    if log.minutes is None or stop is None or "reason" in stop.metadata:
+    if log.minutes is None or not log.came_to_its_end:
         return BROKEN_OFF
     return REACHED if log.is_converged else ENDED
 
