@@ -109,8 +109,7 @@ def lines(text: str) -> Markup:
 
 def describe_system(run_set: RunSet) -> dict[str, str]:
     """Describe its system by fields as text; none where it has no description."""
-    system = describe_set(run_set)
-    fields = fields_of(system) if system else {}
+    fields = fields_of(describe_set(run_set))
     return {printable(name, 64): printable(value) for name, value in fields.items()}
 
 

@@ -45,8 +45,7 @@ def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
     faults = []
     for folder in find_sets(paths):
         (run_set,) = load([folder])
-        described = describe_set(run_set)
-        fields = fields_of(described) if described else {}
+        fields = fields_of(describe_set(run_set))
         if folder not in named and not is_listed(fields):
             continue
         try:

@@ -44,9 +44,8 @@ class Devices(NamedTuple):
 
 def devices_of(run_set: RunSet) -> Devices:
     """Return the devices by the logs; what these leave open by the description, then by the system's name."""
-    described = describe_set(run_set)
-    devices = of_description(fields_of(described)) if described else Devices()
-    return of_log(run_set.lead).completed_by(devices).completed_by(of_name(run_set.lead.system))
+    described = of_description(fields_of(describe_set(run_set)))
+    return of_log(run_set.lead).completed_by(described).completed_by(of_name(run_set.lead.system))
 
 
 def of_log(log: Log) -> Devices:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from common.evidence.log import ABORTED, Log, RunSet
 from common.evidence.recipes import software
 from common.evidence.records import Event, finite, printable
-from common.evidence.system import read
+from common.evidence.rules.systems import describe_set, fields_of
 
 LOSS, ACCURACY, DATA, END = "train_loss", "eval_accuracy", "dataset_fingerprint", "run_stop"
 PLACES = ("epoch_num", "samples")  # of a record, in its metadata
@@ -196,12 +196,7 @@ def stated_processor(log: Log) -> str:
     if event := log.first("processor"):
         instructions = [event.metadata.get(name) for name in ("capability", "bf16_instructions")]
         return WITH.join((printable(event.value), printable(instructions)))
-    folder = RunSet(folder="", logs=(log,)).systems_folder
-    try:
-        fields = read(folder / f"{log.system}.json") if folder else {}
-    except ValueError:
-        return ""
-    return describe_processor(fields) if isinstance(fields, dict) else ""
+    return describe_processor(fields_of(describe_set(RunSet(folder="", logs=(log,)))))
 
 
 def describe_processor(fields: Mapping[str, object]) -> str:

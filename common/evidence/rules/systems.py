@@ -46,8 +46,8 @@ def change(**fields: object) -> Callable[[Description], Description]:
     return lambda description: description | fields
 
 
-def fields_of(subject: Described) -> Mapping[str, object]:
-    return subject.description if isinstance(subject.description, Mapping) else {}
+def fields_of(subject: Described | None) -> Mapping[str, object]:
+    return subject.description if subject and isinstance(subject.description, Mapping) else {}
 
 
 @rule("Y601", "error", "submission rules: directories", breaks=lambda description: [description])
