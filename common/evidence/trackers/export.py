@@ -80,8 +80,8 @@ class Exporter:
         oldest_ns = time.time_ns() - BROKEN_OFF_S * 10**9
         return any(self.stamps[file][1] > oldest_ns for file in self.unended)
 
-    def follow(self, poll_s: float, quiet_s: float) -> None:
-        """Export again and again until every run has ended, and no log has changed for `quiet_s`."""
+    def follow(self) -> None:
+        """Export again and again until every run has ended, and no log has changed for `QUIET_S`."""
         statuses = {key: run.status for key, run in self.runs.items() if run.status != RUNNING}
         changed_s = time.monotonic()
         while True:
@@ -91,9 +91,9 @@ class Exporter:
                 statuses[key] = run.status
             if self.has_runs_under_way():
                 changed_s = time.monotonic()
-            elif time.monotonic() - changed_s >= quiet_s:
+            elif time.monotonic() - changed_s >= QUIET_S:
                 return
-            time.sleep(poll_s)
+            time.sleep(POLL_S)
             if self.export():
                 changed_s = time.monotonic()
 
@@ -119,7 +119,7 @@ def export_runs(paths: Sequence[Path], store: Store, *, follows: bool, report: C
     with closing(store):
         exporter.export()
         if follows:
-            exporter.follow(POLL_S, QUIET_S)
+            exporter.follow()
     for path, why in exporter.left_out.items():
         report(f"{path}: left out: {why}")
     sets = {run.set_name for run in exporter.runs.values()}

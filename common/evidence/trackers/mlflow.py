@@ -7,7 +7,7 @@ writes a database that `mlflow ui` shows.
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,10 +42,7 @@ class MlflowStore(Store):
     def hold(self) -> Iterator[None]:
         """Let no other export write into a local database meanwhile; turn MLflow's errors into one line."""
         try:
-            if not self.is_local:
-                yield
-                return
-            with super().hold():
+            with super().hold() if self.is_local else nullcontext():
                 yield
         except self.mlflow.exceptions.MlflowException as error:
             raise UserError(f"MLflow refuses: {name_error(error, 200)}", where=self.uri) from error
