@@ -298,7 +298,7 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     except FileNotFoundError:
         what = f"{failure}{'; ' if failure else ''}its result was removed while it ran, and is lost"
         print(f"  aborted: {what}", file=sys.stderr)
-        return Ended(code or EXIT_FINDINGS, "lost", what)
+        return Ended(EXIT_FINDINGS if code in (EXIT_OK, EXIT_USAGE) else code, "lost", what)
     except (OSError, UserError) as error:
         print(f"error: the log could not be closed and has no run_stop: {error}", file=sys.stderr)
     log = read_log(path)

@@ -112,6 +112,7 @@ class TrainingRun(Training):
         """Take the steps from `first` to `last` and log them as one block."""
         number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
         until = self.benchmark.epoch_number(last * self.config.global_batch_size)
+        self.log.check_file()
         if self.log.state == "run":  # else a checkpoint was taken inside this block
             self.clock.start()  # before the record, whose writing may take long
             self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
@@ -336,6 +337,7 @@ def save(run: TrainingRun, step: int) -> None:
     When it cannot be written, the previous one stays, the log and a line say so, and training continues.
     """
     before, now = time.monotonic(), time.time()
+    run.log.check_file()
     tensors, states = capture(run)
     if run.rank_info.rank:
         return

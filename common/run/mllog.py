@@ -106,6 +106,12 @@ class RunLog:
     def event(self, key: str, value: Any, **metadata: Any) -> None:
         self._write(self.logger.event, key, value, metadata)
 
+    def check_file(self) -> None:
+        """Raise UserError where somebody removed the file: its lines would be lost with the run."""
+        path = Path(self.handler.baseFilename)
+        if not path.exists():
+            raise UserError("there is no such file any more", where=path.name)
+
     def close(self) -> None:
         with suppress(OSError):  # a line that could not be written was an error when it was written
             self.handler.close()

@@ -201,3 +201,10 @@ def test_a_line_that_could_not_be_written_once_is_an_error_and_nothing_takes_its
     assert all(line.startswith(":::MLLOG {") for line in path.read_text().splitlines())
     mllog.abort(path, reason="the disk")
     assert read_chain(path.read_bytes()).breaks == ()
+
+
+def test_a_log_whose_file_was_removed_says_so_before_a_block(run, path):
+    run.check_file()
+    path.unlink()
+    with pytest.raises(UserError, match=r"result_0\.txt: there is no such file any more"):
+        run.check_file()
