@@ -34,13 +34,14 @@ def prepare(
 
     Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`,
     in a folder beside it, which one process at a time may hold: another one waits. `name` is what the full
-    data are called, `needs` what a source has. Raises UserError for a folder that holds something else, a
-    source where none is taken, and none where one is needed.
+    data are called, `needs` what a source has. Raises UserError for a folder that holds something else or, at
+    size full, whole data of other settings, a source where none is taken, and none where one is needed.
     """
     directory = directory.resolve()  # a link to another disk stays one
     if config.size == "full" and source is None:
         if is_intact(directory, config):
             return fingerprint_of(directory)
+        refuse_to_replace_whole(directory, config)
         raise UserError(
             f"no intact {name} here",
             where=str(directory),
@@ -58,6 +59,8 @@ def prepare(
             if is_intact(directory, config):
                 return fingerprint_of(directory)
             manifest.refuse_to_replace(directory)
+            if config.size == "full":  # size mini is made anew in seconds
+                refuse_to_replace_whole(directory, config)
             try:
                 if source is None:
                     return embedded(directory, work, config)
@@ -84,6 +87,19 @@ def is_intact(directory: Path, config: Any) -> bool:
         return not verify(directory, config, hint="")
     except UserError:
         return False
+
+
+def refuse_to_replace_whole(directory: Path, config: Any) -> None:
+    """Raise UserError for data that are whole by the sizes of their files, but made with other settings."""
+    if not (directory / manifest.MANIFEST).is_file():
+        return
+    content = manifest.read_manifest(directory, hint="")
+    settings, needed = config.prepared_with(), config.prepared_files()
+    misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+    if misfits and not manifest.list_damage(directory, content, has_content=False):
+        what = "these data are whole and are not replaced"
+        hint = f"{what}: choose another folder with --data DIR, or remove this folder"
+        raise UserError(relative_paths_in(misfits[0]), hint=hint)
 
 
 def verify(directory: Path, config: Any, **options: Any) -> list[str]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.data import manifest
+from common.errors import UserError
 from image_classification.data.images import Record, decode, open_images, read_image
 from tests.image_classification.imagenet import NUM_TRAIN, NUM_VALIDATION, config_for, prepared
 from tests.image_classification.loading import (
@@ -47,6 +48,18 @@ def test_larger_training_images_are_encoded_again_and_the_manifest_says_so(folde
     assert f"made with data.encoded_px {SHORTER_PX}, the configuration says None" in problem
     facts = manifest.read_manifest(tmp_path / "plain", hint="")["facts"]
     assert "data.encoded_px" not in facts["settings"]
+
+
+def test_whole_data_of_other_settings_are_not_replaced_but_damaged_ones_are(folders, tmp_path):
+    directory = tmp_path / "full"
+    digest = prepared(directory, folders)
+    line = r"full/manifest\.json: made with data\.encoded_px None, the configuration says 60; .*--data DIR"
+    for source in (folders, None):
+        with pytest.raises(UserError, match=line):
+            prepared(directory, source, ENCODED)
+    assert prepared(directory, None) == digest
+    (directory / "train.index.npy").unlink()
+    assert prepared(directory, folders, ENCODED) != digest
 
 
 def test_a_stopped_preparation_goes_on_unless_the_size_differs(folders, tmp_path, monkeypatch, capsys):
