@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from common.errors import UserError
-from common.files import write_whole
+from common.files import write_text, write_whole
 
 NUM_NAMED = 5  # of the records that have changed
+SETTINGS = "settings.json"  # in the folder of a preparation: those that it was begun with
 
 
 def shard_path(directory: Path, part: str, number: int) -> Path:
@@ -89,10 +90,41 @@ class PlannedShard(ABC):
 Planned = TypeVar("Planned", bound=PlannedShard)
 
 
-def clear_unfinished(work: Path, planned: Sequence[Planned]) -> list[Planned]:
-    """Keep in the folders of `work` only finished shards; returns those that are to be written."""
+def list_finished(work: Path) -> list[Path]:
+    """List the rows of the finished shards in the folder of a preparation that was stopped."""
+    rows = sorted(work.glob("rows/*-*-*.npy"))
+    return [path for path in rows if (work / "data" / f"{path.stem.rpartition('-')[0]}.shard").is_file()]
+
+
+def read_settings(work: Path) -> dict[str, Any]:
+    """Read the settings that a preparation was begun with; none where they are not recorded."""
+    try:
+        return dict(json.loads((work / SETTINGS).read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def refuse_other_settings(work: Path, settings: dict[str, Any]) -> None:
+    """Raise UserError where shards are finished that were begun with other settings."""
+    num_finished, begun_with = len(list_finished(work)), read_settings(work)
+    for key, value in settings.items():
+        if num_finished and (other := begun_with.get(key, value)) != value:
+            what = f"{num_finished} shards are finished with {key} {other}, the configuration says {value}"
+            chosen = f"--set {key}={'null' if other is None else other}"
+            raise UserError(what, where=str(work), hint=f"go on with {chosen}, or remove this folder")
+
+
+def clear_unfinished(work: Path, planned: Sequence[Planned], settings: dict[str, Any]) -> list[Planned]:
+    """Keep in the folders of `work` only finished shards; returns those that are to be written.
+
+    Raises UserError where shards are finished that were begun with other settings.
+    """
+    refuse_other_settings(work, settings)
     for name in ("data", "rows"):
         (work / name).mkdir(parents=True, exist_ok=True)
+    write_text(work / SETTINGS, json.dumps(settings))
+    if others := set(list_finished(work)) - {shard.rows for shard in planned}:
+        print(f"removing {len(others)} finished shards of another source or other settings", flush=True)
     finished = [shard for shard in planned if shard.is_finished()]
     kept = {path for shard in finished for path in (shard.path, shard.rows)}
     for path in [*work.glob("data/*"), *work.glob("rows/*")]:

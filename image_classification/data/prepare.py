@@ -109,7 +109,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
         for part, records in listed.parts.items()
         for number, members in enumerate(split_by_bytes([one.num_bytes for one in records], shard_bytes))
     ]
-    missing = shards.clear_unfinished(work, planned)
+    missing = shards.clear_unfinished(work, planned, config.prepared_with())
     preparation.check_free_space(work, sum(shard.num_bytes for shard in missing))
     begun = {shard.part for shard in planned if shard not in missing}  # from files that were checked then
     check_md5(source, {part: number for part, number in expected.items() if part not in begun})

@@ -94,7 +94,7 @@ def prepare_wikipedia(directory: Path, work: Path, config: Any, source: Path) ->
 
         tf_checkpoint.read_index(tf_checkpoint.index_of(files.checkpoint))  # before hours of work
     planned = plan(work, files, config)
-    missing = shards.clear_unfinished(work, planned)
+    missing = shards.clear_unfinished(work, planned, config.prepared_with())
     num_missing = sum(shard.num_instances for shard in missing)
     preparation.check_free_space(work, num_missing * MEAN_INSTANCE_BYTES + has_checkpoint * WEIGHTS_BYTES)
     if missing:

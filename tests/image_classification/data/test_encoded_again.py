@@ -68,15 +68,20 @@ def test_a_stopped_preparation_goes_on_unless_the_size_differs(folders, tmp_path
 
     monkeypatch.setattr("image_classification.data.prepare.shards.write_index", stop)
     outputs = []
-    for setting in (ENCODED, ENCODED, "data.encoded_px=50"):
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            prepared(tmp_path / "small", folders, setting)
+            prepared(tmp_path / "small", folders, ENCODED)
         outputs.append(capsys.readouterr().out)
-    num_shards = {part: len(list(tmp_path.glob(f".small.part/data/{part}*"))) for part in ("train", "")}
+    work = tmp_path / ".small.part"
+    num_shards = len(list(work.glob("data/*")))
     assert "finished already" not in outputs[0]
-    assert f"{num_shards['']} of {num_shards['']} shards are finished already" in outputs[1]
-    validation = num_shards[""] - num_shards["train"]
-    assert f"{validation} of {num_shards['']} shards are finished already" in outputs[2]
+    assert f"{num_shards} of {num_shards} shards are finished already" in outputs[1]
+    before = {path: path.stat().st_mtime_ns for path in work.glob("*/*")}
+    line = rf"\.small\.part: {num_shards} shards are finished with data\.encoded_px 60, .* says "
+    for setting, value in (([], "None"), (["data.encoded_px=50"], "50")):
+        with pytest.raises(UserError, match=rf"{line}{value}; go on with --set {ENCODED}, or remove"):
+            prepared(tmp_path / "small", folders, *setting)
+    assert {path: path.stat().st_mtime_ns for path in work.glob("*/*")} == before
 
 
 @pytest.mark.parametrize(("draw", "most"), [(smooth, 1.5), (natural, 4.0)])

@@ -217,7 +217,7 @@ def test_a_full_disk_is_noticed_before_anything_is_written(folders, tmp_path, mo
     prepared(tmp_path / "full", folders)
 
 
-def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expected, tmp_path):
+def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expected, tmp_path, capsys):
     first, second = (expected[f"train-{number:05}.shard"] for number in (0, 1))
     files = {path: path.read_bytes() for path in (own_folders / "train").rglob("*.JPEG")}
     victim = next(path for path, content in files.items() if content in first)
@@ -231,9 +231,11 @@ def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expe
     work = tmp_path / ".full.part"
     (holder,) = (path for path in work.glob("data/*") if bytes(changed) in path.read_bytes())
     assert list(work.glob(f"rows/{holder.stem}-*"))  # finished, with the changed image
+    assert "removing" not in capsys.readouterr().out
     damaged.write_bytes(files[damaged])
     victim.write_bytes(whole)
     prepared(tmp_path / "full", own_folders)
+    assert re.search("removing [1-9] finished shards of another source", capsys.readouterr().out)
     assert content_of(tmp_path / "full") == expected
 
 
