@@ -36,6 +36,7 @@ from common.repository import (
 )
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
+OTHER = "made with other settings"  # than a person usually chooses, and whole
 
 
 class Verification(BaseModel):
@@ -67,7 +68,7 @@ class DataState:
     def describe(self) -> str:
         """Say it in a line, in another for each problem, and in a last one what to type."""
         text = f"{self.benchmark} {self.size}: {self.state}"
-        if self.verified:
+        if self.state == VERIFIED:
             text += f" {self.verified}"
         text += f", {self.directory}"
         if self.fingerprint:
@@ -160,13 +161,10 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
         content = manifest.read_manifest(directory, hint="")
         made_with = content["facts"].get("settings", {})
         settings = {key: keys[key] for key in made_with if key in keys}
-        state.settings = {
-            key: made_with[key]
-            for key in public_data(state.benchmark).SETTINGS
-            if key in made_with and made_with[key] != keys.get(key) and state.size == "full"
-        }  # what is made in seconds is made anew
-        settings |= state.settings
-        problems = manifest.verify(directory, settings, hint="", has_content=False)
+        if state.size == "full":  # what is made in seconds is made anew
+            state.settings = {key: value for key, value in made_with.items() if value != keys.get(key)}
+        misfits = manifest.list_misfits(directory, content, settings | state.settings, needed=())
+        damage = manifest.list_damage(directory, content, has_content=False)
     except UserError as error:
         state.state, state.problems = DAMAGED, [relative_paths_in(str(error))]
         return
@@ -175,21 +173,24 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
     record = read_record(directory)
     if record and (record.fingerprint, record.files) == (state.fingerprint, digest_files(directory)):
         if record.num_problems:
-            problems.append(f"{record.num_problems} problems found by `ttt data verify`, {record.time}")
+            damage.append(f"{record.num_problems} problems found by `ttt data verify`, {record.time}")
         else:
             state.verified = record.time
-    state.problems = [relative_paths_in(problem) for problem in problems]
-    state.state = DAMAGED if problems else VERIFIED if state.verified else PREPARED
+    state.problems = [relative_paths_in(problem) for problem in misfits + damage]
+    state.state = DAMAGED if damage else VERIFIED if state.verified else PREPARED
+    if not damage and (misfits or state.settings.keys() - public_data(state.benchmark).SETTINGS):
+        state.state = OTHER
 
 
 def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState) -> str:
     """Return what to type next; `keys` are those of the first configuration."""
     chosen = name_settings(state.settings)
-    if state.state == VERIFIED:
+    is_usable = state.state in (VERIFIED, PREPARED, OTHER) and not state.problems
+    if is_usable and state.verified:
         run = f"{state.benchmark} {state.configurations[0]} --size {state.size}"
         return f"ttt run {run}{data_option()}{chosen}"
     place = (state.benchmark, state.size, state.configurations[0], str(keys["data.directory"]))
-    if state.state == PREPARED:
+    if is_usable:
         return data_command("verify", *place) + chosen
     if state.size == "mini":
         return data_command("prepare", *place)

@@ -13,9 +13,9 @@ from language_bert.data import sources
 from tests.command import ttt_here
 
 
-def prepare(tmp_path, monkeypatch, size, *settings):
-    """Make a small prepared folder that configurations of BERT at a size would read."""
-    config = load_config("language_bert", "baseline", size=size, settings=list(settings)).config
+def prepare(tmp_path, monkeypatch, size, *settings, benchmark="language_bert"):
+    """Make a small prepared folder that configurations of a benchmark at a size would read."""
+    config = load_config(benchmark, "baseline", size=size, settings=list(settings)).config
     monkeypatch.setattr(repository, "WORKSPACE", tmp_path)
     folder = tmp_path / config.data.directory
     folder.mkdir(parents=True)
@@ -94,6 +94,36 @@ def test_data_of_another_text_are_used_with_the_setting_that_made_them(tmp_path,
             assert ttt_here(*entry.next.split()[1:]).returncode == 0
 
 
+def test_whole_data_of_full_size_and_other_settings_are_no_damage(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, "full", "data.num_duplicates=1")
+    for command in ("verify language_bert", "run language_bert baseline"):
+        (entry,) = [entry for entry in status.read_report(["language_bert"]).data if entry.fingerprint]
+        assert entry.state == "made with other settings" and not entry.problems
+        assert entry.next.endswith(f"{command} --size full --set data.num_duplicates=1")
+        first, *_, last = entry.describe().splitlines()
+        assert first.startswith(f"language_bert full: made with other settings, {entry.directory}, ")
+        assert first.endswith(" --set data.num_duplicates=1") and last.strip() == f"next: {entry.next}"
+        done = ttt_here(*entry.next.split()[1:]) if "verify" in command else ttt_here("data", "status")
+        assert done.returncode == 0
+
+
+def test_images_that_were_encoded_again_are_used_with_the_size_that_made_them(tmp_path, monkeypatch):
+    prepare(tmp_path, monkeypatch, "full", "data.encoded_px=320", benchmark="image_classification")
+    (entry,) = [entry for entry in status.read_report(["image_classification"]).data if entry.fingerprint]
+    assert entry.state == "prepared" and entry.next.endswith(" --set data.encoded_px=320")
+
+
+def test_mini_data_of_other_settings_are_prepared_anew_without_a_date(prepared):
+    make_of_other_settings(prepared)
+    assert verify(prepared, "data.num_train_samples=7").returncode == 0
+    entry = state()
+    assert entry["state"] == "made with other settings" and entry["verified"]
+    assert "made with data.num_train_samples 7" in entry["problems"][0]
+    assert entry["next"] == "ttt data prepare language_bert --size mini"
+    text = ttt_here("data", "status", "language_bert").stdout
+    assert "mini: made with other settings, " in text and entry["verified"] not in text
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"fingerprint": 3}'])
 def test_a_record_that_is_none_does_not_count(prepared, content):
     status.record_path(prepared).write_text(content)
@@ -113,7 +143,6 @@ def make_of_other_settings(folder):
         (lambda folder: (folder / "vocab.txt").write_text("more than it was"), "vocab.txt: 16 bytes"),
         (lambda folder: (folder / "other").touch(), "other: not in the manifest"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "; remove the folder"),
-        (make_of_other_settings, "made with data.num_train_samples 7"),
     ],
 )
 def test_damage_that_the_manifest_names_and_sizes_show_is_named(prepared, change, message):
