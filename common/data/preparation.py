@@ -14,7 +14,7 @@ from common.config.schema import Loaded, RunConfig
 from common.data import manifest, shards
 from common.errors import UserError
 from common.files import locked
-from common.repository import relative_paths_in
+from common.repository import relative_path, relative_paths_in
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -52,25 +52,40 @@ def prepare(
         raise UserError("size mini makes its own data, without a source", where=f"--source {source}")
     if source is not None and not source.is_dir():
         raise UserError("no such folder", where=f"--source {source}")
-    work = directory.with_name(f".{directory.name}.part")
+    work = work_folder(directory)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with locked(directory.with_name(f".{directory.name}.lock"), f"prepares {directory}"):
             if is_intact(directory, config):
                 return fingerprint_of(directory)
             manifest.refuse_to_replace(directory)
-            if config.size == "full":  # size mini is made anew in seconds
-                refuse_to_replace_whole(directory, config)
+            refuse_to_replace_whole(directory, config)
             try:
                 if source is None:
                     return embedded(directory, work, config)
                 return full(directory, work, config, source.resolve())
+            except KeyboardInterrupt:
+                say_what_is_kept(work)
+                raise
             finally:
                 if source is None:  # what is made in seconds is not gone on with
                     shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         where = str(error.filename or work)
         raise UserError(f"cannot be read or written ({error.strerror or error})", where=where) from error
+
+
+def work_folder(directory: Path) -> Path:
+    """Name the folder beside a data set in which it is prepared."""
+    directory = directory.resolve()
+    return directory.with_name(f".{directory.name}.part")
+
+
+def say_what_is_kept(work: Path) -> None:
+    """Print, after Ctrl-C, how many finished shards a preparation leaves for the next one."""
+    if num_finished := len(shards.list_finished(work)):
+        what = f"{num_finished} finished shards are kept in {relative_path(work)}; the same command goes on"
+        print(f"note: {what}", file=sys.stderr)
 
 
 def fingerprint_of(directory: Path, *, hint: str = "") -> str:
@@ -91,7 +106,7 @@ def is_intact(directory: Path, config: Any) -> bool:
 
 def refuse_to_replace_whole(directory: Path, config: Any) -> None:
     """Raise UserError for data that are whole by the sizes of their files, but made with other settings."""
-    if not (directory / manifest.MANIFEST).is_file():
+    if config.size == "mini" or not (directory / manifest.MANIFEST).is_file():  # mini is made in seconds
         return
     content = manifest.read_manifest(directory, hint="")
     settings, needed = config.prepared_with(), config.prepared_files()

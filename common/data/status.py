@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.config.merge import merge_files
 from common.config.schema import data_command
-from common.data import manifest
+from common.data import manifest, preparation, shards
 from common.data.fetch import PART
 from common.errors import UserError
 from common.evidence.recipes import flat
@@ -36,6 +36,7 @@ from common.repository import (
 )
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
+BEGUN = "begun"  # by a preparation that was stopped, or goes on
 OTHER = "made with other settings"  # than a person usually chooses, and whole
 
 
@@ -60,6 +61,7 @@ class DataState:
     state: str = MISSING
     fingerprint: str | None = None
     num_bytes: int = 0
+    num_finished: int = 0  # shards of a preparation that has begun
     verified: str | None = None  # when it was found intact, UTC
     settings: dict[str, Any] = field(default_factory=dict)  # keys that a person chose for these data
     problems: list[str] = field(default_factory=list)
@@ -70,6 +72,9 @@ class DataState:
         text = f"{self.benchmark} {self.size}: {self.state}"
         if self.state == VERIFIED:
             text += f" {self.verified}"
+        if self.state == BEGUN:
+            name = preparation.work_folder(Path(self.directory)).name
+            text += f", {self.num_finished} finished shards in {name}; the same command goes on"
         text += f", {self.directory}"
         if self.fingerprint:
             text += f", {self.num_bytes / 1e6:,.1f} MB, fingerprint {self.fingerprint[:12]}"
@@ -156,13 +161,17 @@ def read_states(benchmark: str, size: str, source: SourceState) -> Iterator[Data
 def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> None:
     """Complete a state from the manifest and the record; `keys` are those of a configuration."""
     if not (directory / manifest.MANIFEST).is_file():
+        work = preparation.work_folder(directory)
+        if num_finished := len(shards.list_finished(work)):
+            state.state, state.num_finished = BEGUN, num_finished
+            state.settings = differences(shards.read_settings(work), keys)
         return
     try:
         content = manifest.read_manifest(directory, hint="")
         made_with = content["facts"].get("settings", {})
         settings = {key: keys[key] for key in made_with if key in keys}
         if state.size == "full":  # what is made in seconds is made anew
-            state.settings = {key: value for key, value in made_with.items() if value != keys.get(key)}
+            state.settings = differences(made_with, keys)
         misfits = manifest.list_misfits(directory, content, settings | state.settings, needed=())
         damage = manifest.list_damage(directory, content, has_content=False)
     except UserError as error:
@@ -182,6 +191,11 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
         state.state = OTHER
 
 
+def differences(settings: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the settings that are not those of a configuration."""
+    return {key: value for key, value in settings.items() if value != keys.get(key)}
+
+
 def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState) -> str:
     """Return what to type next; `keys` are those of the first configuration."""
     chosen = name_settings(state.settings)
@@ -197,8 +211,11 @@ def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState)
     public = public_data(state.benchmark)
     if not source.missing:
         needed = public.source_settings(Path(source.directory), keys)
-        chosen = name_settings({key: state.settings.get(key, value) for key, value in needed.items()})
+        settings = {key: state.settings.get(key, value) for key, value in needed.items()}
+        chosen = name_settings(state.settings if state.state == BEGUN else settings)
         return f"{data_command('prepare', *place)}{chosen} --source {shlex.quote(source.directory)}"
+    if state.state == BEGUN:
+        return f"{data_command('prepare', *place)}{chosen} --source DIR"
     if not public.IS_PUBLIC:
         return f"{data_command('prepare', *place)} --source DIR"
     is_usual = source.directory == relative_path(source_directory(state.benchmark))
@@ -207,7 +224,8 @@ def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState)
 
 
 def name_settings(settings: Mapping[str, Any]) -> str:
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())
+    words = {key: "null" if value is None else value for key, value in settings.items()}
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in words.items())
 
 
 def public_data(benchmark: str) -> ModuleType:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from common import repository
-from common.data import manifest, status
+from common.data import manifest, shards, status
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
 from language_bert.data import sources
@@ -111,6 +111,22 @@ def test_images_that_were_encoded_again_are_used_with_the_size_that_made_them(tm
     prepare(tmp_path, monkeypatch, "full", "data.encoded_px=320", benchmark="image_classification")
     (entry,) = [entry for entry in status.read_report(["image_classification"]).data if entry.fingerprint]
     assert entry.state == "prepared" and entry.next.endswith(" --set data.encoded_px=320")
+
+
+def test_an_unfinished_preparation_is_begun_and_goes_on_with_its_settings(tmp_path, monkeypatch):
+    folder = prepare(tmp_path, monkeypatch, "full", "data.num_duplicates=1")
+    settings = manifest.read_manifest(folder, hint="")["facts"]["settings"]
+    shutil.rmtree(folder)
+    work = folder.with_name(".full.part")
+    for name in ("data/train-00003.shard", "rows/train-00003-abc.npy", "rows/train-00004-abc.npy"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).touch()
+    (work / shards.SETTINGS).write_text(json.dumps(settings))
+    (entry,) = [entry for entry in status.read_report(["language_bert"]).data if entry.state == "begun"]
+    text = "language_bert full: begun, 1 finished shards in .full.part; the same command goes on, "
+    assert entry.describe().startswith(text)
+    chosen = "--size full --set data.num_duplicates=1 --source DIR"
+    assert entry.next == f"ttt data prepare language_bert {chosen}"
 
 
 def test_mini_data_of_other_settings_are_prepared_anew_without_a_date(prepared):

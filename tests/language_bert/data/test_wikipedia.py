@@ -349,5 +349,8 @@ def test_a_worker_that_dies_is_one_clear_line(started):
 def test_ctrl_c_ends_at_once_without_a_trace_of_workers(started):
     process, workers, directory, _ = started
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=10)[1] == "error: interrupted\n" and process.returncode == 130
+    error, work = process.communicate(timeout=10)[1], directory.with_name(".full.part")
+    num_finished = len(list(work.glob("rows/*-*.npy")))
+    kept = f"note: {num_finished} finished shards are kept in {work}; the same command goes on\n"
+    assert error == f"{kept}error: interrupted\n" and process.returncode == 130
     assert not psutil.wait_procs(workers, timeout=10)[1] and not directory.exists()
