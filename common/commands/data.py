@@ -70,13 +70,15 @@ def main(args: argparse.Namespace) -> int:
         return prepare(config, args.source)
     if args.source is not None:
         raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
-    digest, misfits, damage = preparation.read_all(config)
+    digest, misfits, damage, lacking = preparation.read_all(config)
     for problem in misfits + damage:
         print(repository.relative_paths_in(problem))
     states.write_record(config.data_directory, digest, len(damage))
     state = "damaged" if damage else "intact, of other settings" if misfits else "intact"
+    if lacking:
+        state += f"{',' if damage else ', but'} lacks {', '.join(lacking)}"
     print(f"{args.benchmark} {args.size}: {state}, fingerprint {digest}")
-    return EXIT_FINDINGS if misfits + damage else EXIT_OK
+    return EXIT_FINDINGS if misfits + damage + lacking else EXIT_OK
 
 
 def fetch(args: argparse.Namespace) -> int:

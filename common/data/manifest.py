@@ -117,8 +117,13 @@ def list_misfits(
         for key, value in settings.items()
         if made_with.get(key) != value
     ]
+    return others + [f"{directory / name}: missing" for name in list_lacking(directory, manifest, needed)]
+
+
+def list_lacking(directory: Path, manifest: dict[str, Any], needed: Collection[str]) -> list[str]:
+    """Name the needed files that these data were made without."""
     known = manifest["files"].keys() | data_files(directory).keys()
-    return others + [f"{directory / name}: missing" for name in needed if name not in known]
+    return sorted(name for name in needed if name not in known)
 
 
 def list_damage(

@@ -122,17 +122,18 @@ def verify(directory: Path, config: Any, **options: Any) -> list[str]:
     return manifest.verify(directory, config.prepared_with(), needed=config.prepared_files(), **options)
 
 
-def read_all(config: Any) -> tuple[str, list[str], list[str]]:
-    """Read every byte of the data of a configuration; returns their fingerprint, misfits and damage.
+def read_all(config: Any) -> tuple[str, list[str], list[str], list[str]]:
+    """Read every byte of the data of a configuration; returns their fingerprint, and three lists.
 
-    Both lists are those of `manifest.verify`. Raises UserError where there are no data.
+    They are other settings and damage, as lines of `manifest.verify`, and the names of files that the data
+    were made without. Raises UserError where there are no data.
     """
     directory, benchmark = config.data_directory, config.benchmark
     content = manifest.read_manifest(directory, hint=config.prepared_hint)
-    settings, needed = config.prepared_with(), config.prepared_files()
-    misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+    misfits = manifest.list_misfits(directory, content, config.prepared_with(), needed=())
+    lacking = manifest.list_lacking(directory, content, config.prepared_files())
     damage = manifest.list_damage(directory, content, explain=partial(changed_records, benchmark))
-    return str(content["fingerprint"]), misfits, damage
+    return str(content["fingerprint"]), misfits, damage, lacking
 
 
 def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str, str] | None = None) -> str:

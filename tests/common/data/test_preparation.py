@@ -101,7 +101,25 @@ def text(tmp_path):
 
 def test_a_file_that_the_manifest_never_knew_is_missed(text):
     done = ttt_here("data", "verify", *text[1])
-    assert done.returncode == 1 and done.stdout.splitlines()[0].endswith("vocab.txt: missing")
+    (line,) = done.stdout.splitlines()
+    assert done.returncode == 1 and "mini: intact, but lacks vocab.txt, fingerprint" in line
+    (text[0] / "train.index.npy").write_bytes(b"y")
+    damage, line = ttt_here("data", "verify", *text[1]).stdout.splitlines()
+    assert "content changed" in damage and "mini: damaged, lacks vocab.txt, fingerprint" in line
+
+
+def test_data_without_starting_weights_are_whole_and_are_not_replaced(tmp_path):
+    place, random = [f"data.directory={tmp_path}"], ["model.start=random"]
+    config = load_config("language_bert", "baseline", size="full", settings=[*place, *random]).config
+    for name in config.prepared_files():
+        (tmp_path / name).write_bytes(b"x")
+    manifest.write_manifest(tmp_path, {"settings": config.prepared_with()})
+    options = ("language_bert", "--size", "full", "--set", *place)
+    assert ttt_here("data", "verify", *options, *random).returncode == 0
+    (line,) = ttt_here("data", "verify", *options).stdout.splitlines()
+    assert "full: intact, but lacks model.safetensors, fingerprint" in line
+    line = one_line(ttt_here("data", "prepare", *options, "--source", tmp_path))
+    assert "model.safetensors: missing; these data are whole and are not replaced: choose" in line
 
 
 @pytest.mark.parametrize(
