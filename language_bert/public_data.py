@@ -84,22 +84,30 @@ def choose(listed: list[Listed], name: str, where: str) -> Listed:
     return fetch.choose(listed, name, sources.OFFICIAL_MD5.get(name), f"{where}.md5")
 
 
-def text_names() -> list[str]:
-    parts = (f"part-{number:05}-of-{sources.NUM_PARTS:05}" for number in range(sources.NUM_PARTS))
-    return [TEXT, *parts]
+def text_names(num_parts: int | None = None) -> list[str]:
+    """Name the evaluation set and the parts of a text: as many as MLCommons' has, or another number."""
+    total = num_parts or sources.NUM_PARTS
+    return [TEXT, *(f"part-{number:05}-of-{total:05}" for number in range(total))]
+
+
+def count_parts(files: Files) -> int:
+    """Read in the names of parts how many a text has; of no part or of mixed ones it is MLCommons' number."""
+    totals = {int(match[1]) for match in map(sources.PART.fullmatch, files) if match}
+    return totals.pop() if len(totals) == 1 else sources.NUM_PARTS
 
 
 def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
     """Name the files of a source, in the form that `directory` holds, that are nowhere below it.
 
-    Without any it is MLCommons' text. A converted checkpoint stands for the data of TensorFlow's.
+    Without any it is MLCommons' text; the names of parts say how many there are. A converted checkpoint
+    stands for the data of TensorFlow's.
     """
     files = Files(directory)
     if names is None:
-        form = form_of(files)
+        form, texts = form_of(files), text_names(count_parts(files))
         names = [VOCABULARY] * (form != RECORDS)
         names += [CHECKPOINT + INDEX_SUFFIX, *[CHECKPOINT + DATA_SUFFIX] * (not files[WEIGHTS])]
-        names += {TEXT: text_names(), RECORDS: [RECORDS, *text_names()[1:]], TABLES: []}[form]
+        names += {TEXT: texts, RECORDS: [RECORDS, *texts[1:]], TABLES: []}[form]
     return [name for name in names if not files[name]]
 
 
@@ -113,10 +121,12 @@ def form_of(files: Files) -> str:
 def source_settings(directory: Path, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings without which this source is refused; `keys` are those of a configuration.
 
-    Tables are another text than MLCommons', whose instances in TFRecords are masked as for evaluation.
+    Tables, and parts in another number, are another text than MLCommons'. Instances in TFRecords are masked
+    as for evaluation.
     """
-    form = form_of(Files(directory))
-    needed: dict[str, Any] = {"data.corpus": sources.OTHER} if form == TABLES else {}
+    files = Files(directory)
+    form, is_other = form_of(files), count_parts(files) != sources.NUM_PARTS
+    needed: dict[str, Any] = {"data.corpus": sources.OTHER} if form == TABLES or is_other else {}
     if form == RECORDS:
         needed["data.masked_fraction"] = keys["data.evaluation_masked_fraction"]
     return {key: value for key, value in needed.items() if keys[key] != value}

@@ -178,6 +178,7 @@ def test_a_folder_beside_which_nothing_can_be_written_is_verified_without_a_reco
 
 
 RECORDS = ("eval_10k", "part-00000-of-00002", "part-00001-of-00002")
+OTHER_PARTS = tuple(f"part-{number:05}-of-00003" for number in range(3))  # of another text
 TABLES = ("train.parquet", "validation.parquet", "vocab.txt")
 CHECKPOINT = ("model.ckpt-28252.index", "model.ckpt-28252.data-00000-of-00001")
 
@@ -188,6 +189,8 @@ CHECKPOINT = ("model.ckpt-28252.index", "model.ckpt-28252.data-00000-of-00001")
         ((*RECORDS, *CHECKPOINT), [], " --set data.masked_fraction=0.15"),
         ((*TABLES, *CHECKPOINT), [], " --set data.corpus=other"),
         ((*RECORDS[1:], "eval.txt", "vocab.txt", *CHECKPOINT), [], ""),
+        ((*OTHER_PARTS, "eval.txt", "vocab.txt", *CHECKPOINT), [], " --set data.corpus=other"),
+        ((*OTHER_PARTS[1:], "eval.txt", "vocab.txt", *CHECKPOINT), ["part-00000-of-00003"], ""),
         ((*TABLES[:2], *CHECKPOINT), ["vocab.txt"], ""),
         (RECORDS[:2], [*CHECKPOINT, RECORDS[2]], ""),
         ((), [*CHECKPOINT, "vocab.txt", "eval.txt", *RECORDS[1:]], ""),
