@@ -23,7 +23,7 @@ GROUPS = {  # verb -> what it does; each is a module in common/commands, or in o
     "run": {
         "list": "list benchmarks, sizes and configurations; or the methods",
         "doctor": "check this machine before a run, or describe it",
-        "accept": "check and measure this machine, and judge it by expected rates",
+        "accept": "check this machine, and compare its speed with expected rates",
         "data": "fetch, prepare or verify the data of a benchmark",
         "run": "time a configuration to its target quality, or --all of them",
     },
@@ -58,8 +58,8 @@ PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
     "list": {"methods": Part("methods", "list the methods, or print the card of one")},
     "doctor": {"--describe": Part("system", "describe this machine in MLPerf's fields")},
     "data": {
-        "fetch": Part("data", "download what is public"),
-        "status": Part("data", "what is here, and what to type next"),
+        "fetch": Part("data", "download the public files"),
+        "status": Part("data", "which data are here, and what to type next"),
     },
     "run": {"--all": Part("all", "prepare, time every configuration, check, score, report")},
     "check": {"--replay": Part("study.replay", "make the run of a log again, and compare")},
@@ -67,7 +67,7 @@ PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
     "export": {"--to submission": Part("package", "an MLPerf submission, checked")},
     "inspect": {
         "profile": Part("measure.profile", "where a step's time goes, and what bounds it"),
-        "graphs": Part("measure.inspect", "captured steps beside the same steps eagerly"),
+        "graphs": Part("measure.inspect", "captured steps beside the same steps run eagerly"),
         "kernels": Part("measure.inspect", "time on the device by class of kernel"),
         "startup": Part("measure.inspect", "the time of start-up and of an evaluation"),
         "neighbour": Part("measure.inspect", "runs beside a busy process"),

@@ -3,10 +3,11 @@
 The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
 at size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
 published runs on the same GPUs or the model of a GPU (labelled a prediction), or with the best rate of this
-machine so far (.machine/) where that demands more. If none exists it is only kept. A line for each verdict
-says what was measured, what was expected, from where, and what to do; the archive holds them as JSON, with
-the logs, the system description and the versions. Exit code 1: a rate below --share of the expected one, a
-fault, something that could not be measured, or no rate that was compared. Ctrl-C keeps what was measured.
+machine so far (.machine/) where that demands more. If there is nothing to compare it with, the rate is only
+kept. The line of each verdict says what was measured, what was expected, from where, and what to do; the
+archive holds the verdicts as JSON, with the logs, the system description and the versions. Exit code 1: a
+rate below --share of the expected one, a fault, something that could not be measured, or no rate that was
+compared. Ctrl-C keeps what was measured.
 
 examples:
   ttt accept
@@ -32,12 +33,16 @@ MINUTES = (0.5, 600)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--benchmarks", "--size")
-    parser.add_argument("--minutes", type=float, default=10.0, help="that all of it takes at most")
+    limit = "minutes that the command may take in all"
+    parser.add_argument("--minutes", type=float, default=10.0, help=limit)
     reason = "because a processor's clock varies by a fifth"
-    share = f"of the expected rate; default: {SHARE}, or {record.SLOW} without a GPU, {reason}"
+    share = "the least share of the expected rate that passes; default: "
+    share += f"{SHARE}, or {record.SLOW} without a GPU, {reason}"
     parser.add_argument("--share", type=float, help=share)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of timed steps for each configuration")
-    parser.add_argument("--quick", action="store_true", help="only the doctor's checks that take no training")
+    timed = "seconds of timed steps for each configuration"
+    parser.add_argument("--seconds", type=float, default=10.0, help=timed)
+    skipped = "skip the doctor's checks that start processes or train"
+    parser.add_argument("--quick", action="store_true", help=skipped)
     add_shared(parser, "--out", help="a new .tar.gz; default: one in report/accept")
     add_shared(parser, "--json", "--nproc", "--data", "--results")
 

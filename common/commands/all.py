@@ -1,7 +1,7 @@
 """Prepare the data, time baseline and optimized of both benchmarks in turn, audit, score and report.
 
-Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the machine meets both. Results
-go to results/, the page to report/index.html; nothing that exists is overwritten.
+Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the machine affects both.
+Results go to results/, the page to report/index.html; nothing that exists is overwritten.
 
 examples:
   ttt run --all --size mini
@@ -32,7 +32,7 @@ from common.training.load import load_config
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--benchmarks")
-    names = "of each benchmark, see 'ttt list'"
+    names = "configurations of each benchmark, see 'ttt list'"
     default = ["baseline", "optimized"]
     parser.add_argument("--configurations", nargs="+", default=default, metavar="NAME", help=names)
     add_shared(parser, "--size")

@@ -4,8 +4,8 @@ Takes result files, folders of them, whole submissions and archives (.tar.gz) of
 with resnet or bert. A line for each broken rule: path:line: ID severity found: what; rule: which (section).
 Warnings alone leave the exit code 0; an error, or a refusal by a checker that the rules ask for, makes it 1.
 
---ruleset names a round. The last with resnet was 4.0.0, with bert 5.0.0: of a later one the official package
-checker skips the benchmark, reads no log and prints SUCCESS, which is an error here (R701).
+--ruleset names a round. The last round with resnet was 4.0.0, with bert 5.0.0. In a later round the official
+package checker skips the benchmark, reads no log and prints SUCCESS; here that is an error (R701).
 
 examples:
   ttt check
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--results", "--systems", "--json")
     parser.add_argument("--all", action="store_true", help="print every finding, not one of each rule")
     parser.add_argument("--no-official", action="store_true", help="skip the checkers (up to 1 s a log)")
-    rounds = f"of the checkers: {', '.join(ROUNDS)}; default: by benchmark and date, of our own logs {OURS}"
+    rounds = f"of the checkers: {', '.join(ROUNDS)}; default: by benchmark and date, for our own logs {OURS}"
     parser.add_argument("--ruleset", choices=ROUNDS, metavar="ROUND", help=rounds)
-    root = "verify that time-stamps (anchors.jsonl) are of an authority below these certificates"
+    root = "verify that an authority under these certificates signed the time-stamps (anchors.jsonl)"
     parser.add_argument("--anchor-root", type=Path, metavar="PEM", help=root)
     parser.add_argument("--rules", action="store_true", help="list our rules and exit")
 

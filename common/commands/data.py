@@ -1,7 +1,7 @@
-"""Fetch, prepare or verify the data of a benchmark, or say what of them is here.
+"""Fetch, prepare or verify the data of a benchmark, or say which of them are here.
 
-`fetch` downloads what is public (BERT's text, vocabulary and checkpoint), after a list with the size and MD5
-of each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
+`fetch` downloads public files (BERT's text, vocabulary and checkpoint) by a list with the size and MD5 of
+each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
 digits as JPEG files, and real text as BERT instances, both from what is installed. For size full, --source
 is a folder: ImageNet as its two tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a
 data set of Hugging Face (parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned
@@ -45,12 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--to", type=Path, metavar="DIR", help=text)
         text = "a server with a copy of MLCommons' lists, NAME.uri and NAME.md5"
         parser.add_argument("--mirror", metavar="URL", help=text)
-        parser.add_argument("--dry-run", action="store_true", help="list the files, and download none")
+        parser.add_argument("--dry-run", action="store_true", help="list the files, download none")
         add_shared(parser, "--data")
         return
     if part == "status":
         add_shared(parser, "benchmark", nargs="?")
-        text = "what to prepare size full from; default: BENCHMARK/source in the folder of --data"
+        text = "the source of size full; default: BENCHMARK/source in the folder of --data"
         parser.add_argument("--source", type=Path, metavar="DIR", help=text)
         add_shared(parser, "--json", "--data")
         return

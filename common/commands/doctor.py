@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--benchmarks", "--size")
     parser.add_argument("--quick", action="store_true", help="start no processes, train nothing")
     add_shared(parser, "--json", "--set")
-    bands = "only measure the first steps with so many seeds, and keep their bands (size mini)"
+    bands = "only train the first steps with so many seeds, and store the bands of their losses (size mini)"
     parser.add_argument("--store-bands", type=int, metavar="SEEDS", help=bands)
     add_shared(parser, "--nproc", "--data", "--results")
 

@@ -1,13 +1,13 @@
 """Write runs into TensorBoard, MLflow, Weights & Biases or CSV files, from their logs alone.
 
-A run is exported after it or beside it, by a process of its own that only reads its log: nothing of this is
-inside its clock. Exported are loss, quality and samples per second against samples and wall-clock time,
-status, minutes to the target, the merged configuration and the provenance. A run is known by its set, its
-number and its start: an export twice is one run.
+A run is exported after its end or while it goes on, by a separate process that only reads its log, so no
+export time is inside its clock. The export has loss, quality and samples per second against samples and
+wall-clock time, the status, minutes to the target, the merged configuration and the provenance. A run is
+identified by set, number and start: exported twice, it is still one run.
 
-Nothing leaves this machine: MLflow gets a SQLite database, W&B runs offline (`wandb sync` sends them). A
-server of MLflow is named by its address, --out http://HOST:PORT. csv needs no library; those of the others
-are the extra `track`.
+Nothing leaves this machine: MLflow gets a SQLite database, W&B runs offline (`wandb sync` sends the runs).
+--out http://HOST:PORT names a server of MLflow, which then gets the runs. csv needs no library; the extra
+`track` installs those of the other trackers.
 
 examples:
   ttt export --to csv
@@ -39,7 +39,7 @@ STORES: dict[str, type[Store]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "paths", "--results")
-    parser.add_argument("--to", required=True, choices=STORES, help="where the runs are shown")
+    parser.add_argument("--to", required=True, choices=STORES, help="the tracker that shows the runs")
     out = "the folder to write to; default: export/TRACKER of the repository"
     add_shared(parser, "--out", help=out, type=str, metavar="DIR")
     help = "go on while runs write their logs, until all have ended or Ctrl-C"

@@ -1,9 +1,9 @@
 """List the methods, of all benchmarks or of one, or print the card of a method.
 
-A card says what its method does, what it costs, and how to call it in your own loop. It is the docstring of
-the method's file, its settings are those of its Config; nothing is imported, so no torch is needed. --out
-makes the page of all cards. --measure SIZE times training steps with and without each method that can act
-at that size, into results/study/methods, where the cards find them.
+A card says what its method does, what it costs, and how to call it in your own loop. The card is read from
+the docstring and the Config of the method's file; nothing is imported, so no torch is needed. --out writes
+the page of all cards. --measure SIZE times training steps with and without each method that can act at that
+size; the figures go to results/study/methods, where the cards find them.
 
 examples:
   ttt list methods bert
@@ -36,8 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
     text = "time steps with and without each method, or the one called NAME"
     parser.add_argument("--measure", choices=SIZES, help=text)
-    parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help="for each method; default: 4")
-    parser.add_argument("--dry-run", action="store_true", help="with --measure: say how long, and stop")
+    text = "pairs of timings for each method; default: 4"
+    parser.add_argument("--pairs", type=whole_number(2, 100), metavar="N", help=text)
+    text = "with --measure: say how long it takes, and stop"
+    parser.add_argument("--dry-run", action="store_true", help=text)
     add_shared(parser, "--results")
 
 

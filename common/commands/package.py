@@ -1,11 +1,11 @@
 """Assemble results, code and systems as an MLPerf submission: <submitter>/{benchmarks,results,systems}.
 
-PATH is a run set, results/<system>/<resnet|bert>, or a folder of some; a set has exactly 5 runs (resnet) or
-10 (bert). A sealed set of which a fault ended a run has more: those that the score counts keep their names,
-the others are packaged as uncounted_result_N.txt. The code is taken from the commit that the logs name, the
+PATH is a run set, results/<system>/<resnet|bert>, or a folder of run sets; a set has exactly 5 runs (resnet)
+or 10 (bert). A sealed set has more if faults ended runs: the runs that the score counts keep their names, the
+others are packaged as uncounted_result_N.txt. The code is taken from the commit that the logs name, the
 description from systems/<system>.json beside results/.
 
-It is written when nothing is found: no error of our audit, none of the official package and repository
+It is written only when nothing is found: no error of our audit, none of the official package and repository
 checkers (rulesets 2.0.0, 2.1.0 and 4.0.0 for resnet, 2.1.0 and 5.0.0 for bert: those of the published runs,
 and the last that had the benchmark), no key, token, login, address, host name, home folder or placeholder in
 any file. A finding is one line with file:line and its kind, never the secret itself. Fields of the system's
@@ -30,17 +30,18 @@ from common.repository import ROOT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="run sets, or folders of some")
+    sets = "run sets, or folders of run sets"
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help=sets)
     parser.add_argument("--submitter", required=True, metavar="NAME", help="submission.org of the logs")
     add_shared(parser, "--out", help="a new folder, or a new NAME.tar.gz", metavar="FOLDER_OR_TAR")
-    listed = "print sha256, bytes and path of each file, write none"
+    listed = "print sha256, bytes and path of each file, and write no file"
     parser.add_argument("--list", "--dry-run", action="store_true", help=listed)
-    marked = "also size mini; marks every file, and the folder's name"
+    marked = "also take size mini; every file and the folder's name are marked"
     parser.add_argument("--rehearsal", action="store_true", help=marked)
     folder = "folder of the code in the package"
     parser.add_argument("--implementation", default="time-to-train", metavar="NAME", help=folder)
     add_shared(parser, "--systems")
-    code = "code to publish; default: the commit in the logs"
+    code = "commit whose code is published; default: the one in the logs"
     parser.add_argument("--commit", default="", metavar="COMMIT", help=code)
 
 

@@ -1,7 +1,7 @@
-"""Write one HTML page with scores, plots, findings and what the configurations differ in.
+"""Write one HTML page with scores, plots, findings and the differences of the configurations.
 
-The page needs nothing but itself: no script, no network. Published results stand beside it as reported, and
-the ledgers of `ttt ablate` below the paths.
+The page needs nothing but itself: no script, no network. It also shows the published results, as reported,
+and the ledgers of `ttt ablate` that lie below the paths.
 
 --plot writes one picture instead, an SVG for a page or a slide: quality against time, a line for each run.
 

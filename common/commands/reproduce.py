@@ -6,8 +6,9 @@ or words of its title (--against "dell v3.1 8xH100"). Throughput and samples to 
 one-sided tests place their ratio within the margin, or, on the published accelerators, when they are better;
 on others the verdict says so. A set of size mini is a proxy and reproduces nothing.
 
-A full set also stands beside MLCommons' reference convergence points: the epochs or samples that the closed
-division's reference needs at its batch size. The open division need not match them; they decide nothing here.
+A full set is also compared with MLCommons' reference convergence points: the epochs or samples that the
+closed division's reference needs at its batch size. The open division need not match them; they decide
+nothing here.
 
 The exit code is 0 if every set is reproduced, or is the published runs themselves, 1 if any is not: worse,
 undecided by so few runs, or a proxy.
@@ -16,8 +17,8 @@ undecided by so few runs, or a proxy.
 --plot FILE.svg writes one picture instead: samples to target by batch size of the published sets, open and
 closed, of full sets below the paths, and of the reference.
 
---entries writes what reported.yaml says of the sets below copies of MLCommons' result repositories: those of
-the closed division on one node of A100, H100 or H200 GPUs, and each set whose own folder is a path.
+--entries prints the entries of reported.yaml for the sets in copies of MLCommons' result repositories: closed
+sets on one node of A100, H100 or H200 GPUs, and each set whose own folder is given as a path.
 
 examples:
   ttt reproduce
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a published set of reported.yaml, by its name or words of its title; without it a closed set is "
     text += "compared with the reference points alone"
     parser.add_argument("--against", metavar="NAME", help=text)
-    margin = "0.05: within 5 %% counts as equal"
+    margin = "0.05: a ratio within 5 %% of 1 counts as equal"
     parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")

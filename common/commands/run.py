@@ -2,17 +2,17 @@
 
 Each run is one process and one result file, results/<system>/<resnet|bert>/result_N.txt, which is never
 overwritten. A run that does not reach its target ends `aborted`, is kept, and makes the exit code 1; the set
-goes on with the next run, and says at the end what is missing. What each fault does: common/run/README.md.
+goes on with the next run, and says at the end what is missing. common/run/README.md lists what faults do.
 
 With `--set checkpoint_every=100ba` (batches; `ep`, `sp`: epochs, samples) a run keeps a checkpoint beside its
 result until it reaches its target. The same command with `--resume RESULT` goes on from there, in a new
-result whose clock has run since the first start: for research, no score counts it unless told to.
+result whose clock has run since the first start. It is for research: no score counts it unless told to.
 
-With -O1 speed-ups that leave the mathematics alone are tried on this machine before the runs, each kept only
-when it is faster beyond noise and its numbers agree; -O2 also tries those that change training. What was kept
-is a YAML file beside the results, which a later run of the same command uses again.
+-O1 tries, before the runs, speed-ups that leave the mathematics alone, and keeps each only when it is faster
+on this machine beyond noise and its numbers agree; -O2 also tries those that change training. The choice is a
+YAML file beside the results, which a later run of the same command uses again.
 
-A set is sealed before its first run; with --seal and --seed-from a later public value gives its seeds.
+A set is sealed before its first run; with --seal and --seed-from its seeds come from a later public value.
 
 examples:
   ttt run language_bert optimized --size mini --runs 3
@@ -45,7 +45,7 @@ from common.training.load import load_config
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark", "configuration", "--size")
     add_shared(parser, "--runs", default="1")
-    first = "of the first run, the next ones count up; default: random; refused by closed configurations"
+    first = "seed of the first run, the next ones count up; default: random; not for closed configurations"
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=seed, metavar="N", help=first)
     seal.add_options(seeds)

@@ -2,9 +2,9 @@
 
 Each score comes with a 95 % interval, its two factors (samples to target, samples per second of training),
 its speed-up over the baseline of the same hardware, benchmark, size and target, and the smallest difference
-that so many runs could show. Of more runs than needed the window with the median score counts. Published
-scores follow. Where MLCommons' scaling.json lies beside the results, the label has the score times its
-factor, too; of a closed set without one `ttt reproduce` computes the factor.
+that so many runs could show. If there are more runs than needed, the window with the median score counts.
+Published scores follow. Where MLCommons' scaling.json lies beside the results, the label also has the score
+times the factor in it; for a closed set without that file `ttt reproduce` computes the factor.
 
 A second table says where the mean run's minutes went, from log lines alone:
 minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot.

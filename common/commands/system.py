@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--out", help="write a new NAME.json; default: print it")
     judged = parser.add_mutually_exclusive_group()
     judged.add_argument("--check", nargs="+", type=Path, metavar="FILE", help="only check these descriptions")
-    text = "only list the open fields of these descriptions; without FILE of this machine"
+    text = "only list the open fields of these descriptions; without FILE, those of this machine"
     judged.add_argument("--missing", nargs="*", type=Path, metavar="FILE", help=text)
 
 
