@@ -274,9 +274,8 @@ def available_methods(benchmark: str) -> dict[str, str]:
     for package in ("common", benchmark):
         for path in sorted((ROOT / package / "methods").glob("[a-z]*.py")):
             if path.stem in modules:
-                raise UserError(
-                    "a common method has this name already", where=f"{package}/methods/{path.name}"
-                )
+                what = f"common/methods/{path.name} has this name, too: rename one of them"
+                raise UserError(what, where=f"{package}/methods/{path.name}")
             modules[path.stem] = f"{package}.methods.{path.stem}"
     return modules
 

@@ -136,7 +136,10 @@ class Method:
         return config.replaced(methods=others)
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Return the configuration this method wants; what it changed is printed and logged."""
+        """Return the configuration this method wants; what it changed is printed and logged.
+
+        Another object of the class trains: keep nothing on `self`, read `self.config` there.
+        """
         return config
 
     def model(self, model: nn.Module) -> nn.Module:

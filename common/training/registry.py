@@ -1,15 +1,19 @@
 """Finds the methods that a configuration names, and builds them."""
 
+import difflib
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 
 from common.config.division import refuse
 from common.config.names import find_methods
-from common.config.schema import RunConfig
+from common.config.schema import RunConfig, Strict
 from common.config.validation import validate
-from common.errors import UserError, name_error
+from common.errors import UserError, name_error, nearest
 from common.repository import explain_missing, module_file
 from common.training.method import Method
+
+LIKE_HOOKS = ("on_", "after_", "before_")  # begin the names of hooks elsewhere
 
 
 def kind_of(name: str, module: str) -> type[Method]:
@@ -24,6 +28,17 @@ def kind_of(name: str, module: str) -> type[Method]:
     if kind is None:
         hint = "a method's class has the name of its file, in CamelCase"
         raise UserError(f"has no class {class_name}", where=file, hint=hint)
+    if not issubclass(kind, Method) or not issubclass(kind.Config, Strict):
+        hint = "from common.training.method import Method; from common.config.schema import Strict"
+        what = f"{class_name} has to be a Method, and its Config a Strict"
+        raise UserError(what, where=file, hint=hint)
+    hooks, functions = (
+        {name for name, value in vars(one).items() if inspect.isfunction(value)} - {"__init__"}
+        for one in (Method, kind)
+    )
+    for function in sorted(functions - hooks):
+        if function.startswith(LIKE_HOOKS) or difflib.get_close_matches(function, hooks, cutoff=0.8):
+            raise UserError(f"`{function}` is no hook of a method", where=file, hint=nearest(function, hooks))
     return kind
 
 

@@ -82,11 +82,20 @@ def test_a_fault_of_a_card_is_named_with_its_file(tmp_path, monkeypatch, before,
         check_card(read_card("halve", "halve"))
 
 
+METHOD = "from common.training.method import Method\nclass OwnOne(Method):\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("import nothing_here", "own_one.py: cannot be imported: ModuleNotFoundError: No module"),
         ("class Own: ...", "own_one.py: has no class OwnOne; a method's class has the name of its file"),
+        ("class OwnOne: ...", "own_one.py: OwnOne has to be a Method"),
+        (
+            f"{METHOD} def on_step_end(self): ...",
+            "own_one.py: `on_step_end` is no hook .* after_step, batch",
+        ),
+        (f"{METHOD} def after_steps(self): ...", "`after_steps` is no hook .*; did you mean after_step"),
     ],
 )
 def test_a_method_without_its_class_is_a_mistake(tmp_path, monkeypatch, text, message):
