@@ -147,7 +147,7 @@ def finish(directory: Path, work: Path, facts: dict[str, Any], source: dict[str,
 def changed_records(benchmark: str, path: Path) -> str:
     """Name the records of a shard that differ from its index; '' for other files, or a damaged index."""
     part, _, number = path.stem.rpartition("-")
-    if path.suffix != ".shard" or not number.isdigit():
+    if path.suffix != manifest.SHARD or not number.isdigit():
         return ""
     opened = importlib.import_module(f"{benchmark}.data.shards").Shards
     try:
@@ -219,11 +219,12 @@ class Progress:
 def check_data(loaded: Loaded) -> None:
     """Verify the prepared data before anything is timed. Raises UserError for the first problem.
 
-    At size full the content is left alone: reading it would warm the page cache, and loaders check it.
+    At size full the shards are not read: that would warm the page cache, and loaders check each record. They
+    trust the other files, which are small or read before the clock anyway: indexes and starting weights.
     """
     config = loaded.config
     problems = verify(
-        config.data_directory, config, hint=config.prepared_hint, has_content=config.size == "mini"
+        config.data_directory, config, hint=config.prepared_hint, has_shards=config.size == "mini"
     )
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from common.data.manifest import SHARD
 from common.errors import UserError
 from common.files import write_text, write_whole
 
@@ -23,7 +24,7 @@ SETTINGS = "settings.json"  # in the folder of a preparation: those that it was 
 
 
 def shard_path(directory: Path, part: str, number: int) -> Path:
-    return directory / f"{part}-{number:05}.shard"
+    return directory / f"{part}-{number:05}{SHARD}"
 
 
 def index_path(directory: Path, part: str) -> Path:

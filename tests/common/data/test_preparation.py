@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from common.data import manifest
+from common.data import manifest, preparation
+from common.errors import UserError
 from common.files import locked
 from common.repository import ROOT
 from common.training.load import load_config
@@ -97,6 +98,34 @@ def text(tmp_path):
         (tmp_path / name).write_bytes(b"x")
     manifest.write_manifest(tmp_path, {"settings": config.prepared_with()})
     return tmp_path, ("language_bert", "--size", "mini", "--set", f"data.directory={tmp_path}")
+
+
+@pytest.fixture
+def full(tmp_path):
+    """Files of size full, each of one byte, and the configuration that reads them."""
+    settings = [f"data.directory={tmp_path / 'full'}"]
+    loaded = load_config("language_bert", "baseline", size="full", settings=settings)
+    directory = loaded.config.data_directory
+    directory.mkdir()
+    for name in (*loaded.config.prepared_files(), "train-00000.shard"):
+        (directory / name).write_bytes(b"x")
+    manifest.write_manifest(directory, {"settings": loaded.config.prepared_with()})
+    return directory, loaded
+
+
+@pytest.mark.parametrize("name", ["train.index.npy", "evaluation.index.npy"])
+def test_an_index_of_the_right_size_with_other_labels_is_refused_before_a_run(full, name):
+    directory, loaded = full
+    preparation.check_data(loaded)
+    (directory / name).write_bytes(b"y")
+    with pytest.raises(UserError, match=f"{name}: content changed"):
+        preparation.check_data(loaded)
+
+
+def test_shards_are_not_read_before_a_run(full):
+    directory, loaded = full
+    (directory / "train-00000.shard").write_bytes(b"y")
+    preparation.check_data(loaded)
 
 
 def test_a_file_that_the_manifest_never_knew_is_missed(text):
