@@ -113,8 +113,8 @@ def full(tmp_path):
     return directory, loaded
 
 
-@pytest.mark.parametrize("name", ["train.index.npy", "evaluation.index.npy"])
-def test_an_index_of_the_right_size_with_other_labels_is_refused_before_a_run(full, name):
+@pytest.mark.parametrize("name", ["train.index.npy", "evaluation.index.npy", "model.safetensors"])
+def test_labels_and_weights_that_changed_at_the_same_size_are_refused_before_a_run(full, name):
     directory, loaded = full
     preparation.check_data(loaded)
     (directory / name).write_bytes(b"y")
