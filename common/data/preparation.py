@@ -227,5 +227,26 @@ def check_data(loaded: Loaded) -> None:
         config.data_directory, config, hint=config.prepared_hint, has_shards=config.size == "mini"
     )
     if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(relative_paths_in(problems[0]) + more, hint=config.prepared_hint)
+        raise UserError(name_first(problems), hint=config.prepared_hint)
+
+
+def name_first(problems: list[str]) -> str:
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return relative_paths_in(problems[0]) + more
+
+
+def describe_data(config: RunConfig) -> str:
+    """Describe from names and sizes what state the data of a configuration are in; raises nothing."""
+    directory = config.data_directory
+    try:
+        if not (directory / manifest.MANIFEST).is_file():
+            return f"missing in {relative_path(directory)}; {config.prepared_hint}"
+        content = manifest.read_manifest(directory, hint="")
+        damage = manifest.list_damage(directory, content, has_content=False)
+        settings, needed = config.prepared_with(), config.prepared_files()
+        misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+    except (UserError, OSError) as error:
+        damage = [str(error)]
+    if damage:
+        return f"damaged ({name_first(damage)}); {config.prepared_hint}"
+    return f"do not fit ({name_first(misfits)}); {config.prepared_hint}" if misfits else "prepared"

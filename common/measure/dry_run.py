@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.config.merge import as_yaml
 from common.config.schema import Loaded
+from common.data.preparation import describe_data
 from common.evidence.recipes import flat
 from common.repository import benchmark_module, relative_path
 from common.training import distributed, memory
@@ -48,7 +49,8 @@ def describe_run(loaded: Loaded, num_ranks: int) -> str:
     ]
     benchmarks = [kind(config, seed=0, rank_info=rank_info) for rank_info in rank_infos]
     largest = max(benchmarks, key=lambda benchmark: benchmark.num_rank_samples)
-    plan = [*describe_plan(loaded), *describe_shares(benchmarks, largest), *describe_rank(largest)]
+    plan = [f"data: {describe_data(config)}", *describe_plan(loaded)]
+    plan += [*describe_shares(benchmarks, largest), *describe_rank(largest)]
     plan += probes_of(largest).describe_loading()
     lines += ["# plan", *(f"#   {line}" for line in plan)]
     return "\n".join(lines)

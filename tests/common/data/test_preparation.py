@@ -128,6 +128,21 @@ def test_shards_are_not_read_before_a_run(full):
     preparation.check_data(loaded)
 
 
+def test_the_state_of_data_is_described_from_names_and_sizes(full, tmp_path):
+    directory, loaded = full
+    (directory / "train.index.npy").write_bytes(b"y")  # of the same size
+    assert preparation.describe_data(loaded.config) == "prepared"
+    settings = [f"data.directory={directory}", "data.corpus=other"]
+    other = load_config("language_bert", "baseline", size="full", settings=settings)
+    assert preparation.describe_data(other.config).startswith("do not fit (")
+    (directory / "train-00000.shard").write_bytes(b"")
+    state = preparation.describe_data(loaded.config)
+    assert state.startswith("damaged (") and "train-00000.shard: 0 bytes, expected 1)" in state
+    (directory / manifest.MANIFEST).unlink()
+    state = preparation.describe_data(loaded.config)
+    assert state.startswith(f"missing in {directory}; run: ttt data prepare language_bert --size full")
+
+
 def test_a_file_that_the_manifest_never_knew_is_missed(text):
     done = ttt_here("data", "verify", *text[1])
     (line,) = done.stdout.splitlines()

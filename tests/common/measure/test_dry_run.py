@@ -41,7 +41,9 @@ def test_memory_counted_without_values_is_that_of_a_real_forward_pass(benchmark)
 def test_a_dry_run_shows_the_folder_that_is_read(named, read):
     settings = ["data.num_train_samples=640", f"data.directory={named}"]
     loaded = load_config("language_bert", "baseline", size="mini", settings=settings)
-    assert f"\ndata: {{directory: {read}," in describe_run(loaded, 1)
+    described = describe_run(loaded, 1)
+    assert f"\ndata: {{directory: {read}," in described
+    assert "\n#   data: missing in " in described and "; run: ttt data prepare language_bert" in described
 
 
 @pytest.mark.on_demand
