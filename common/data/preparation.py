@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,15 @@ def data_fingerprint(config: RunConfig) -> str:
 
 
 def is_intact(directory: Path, config: Any) -> bool:
+    """True for whole data of the configuration; data of other settings or sizes are not read."""
     try:
-        return not verify(directory, config, hint="")
-    except UserError:
+        if verify(directory, config, hint="", has_content=False):
+            return False
+        paths = [directory / manifest.MANIFEST, *manifest.data_files(directory).values()]
+        stats = [path.stat() for path in paths]
+        versions = tuple((stat.st_ino, stat.st_size, stat.st_ctime_ns) for stat in stats)
+        return is_unchanged(directory.resolve(), versions)
+    except (UserError, OSError):
         return False
 
 
@@ -115,6 +121,12 @@ def refuse_to_replace_whole(directory: Path, config: Any) -> None:
         what = "these data are whole and are not replaced"
         hint = f"{what}: choose another folder with --data DIR, or remove this folder"
         raise UserError(relative_paths_in(misfits[0]), hint=hint)
+
+
+@lru_cache(maxsize=1)
+def is_unchanged(directory: Path, versions: tuple[tuple[int, int, int], ...]) -> bool:
+    """Hash the files, once while their `versions` last: a command asks before a preparation asks again."""
+    return not manifest.list_damage(directory, manifest.read_manifest(directory, hint=""))
 
 
 def verify(directory: Path, config: Any, **options: Any) -> list[str]:

@@ -143,6 +143,21 @@ def test_the_state_of_data_is_described_from_names_and_sizes(full, tmp_path):
     assert state.startswith(f"missing in {directory}; run: ttt data prepare language_bert --size full")
 
 
+@pytest.mark.parametrize(
+    ("settings", "content", "times_read", "code"),
+    [(["data.corpus=other"], b"x", 0, 2), ([], b"xx", 0, 2), ([], b"y", 1, 2), ([], b"x", 1, 0)],
+    ids=["other settings", "another size", "changed", "intact"],
+)
+def test_a_preparation_reads_only_what_fits_and_once(full, monkeypatch, settings, content, times_read, code):
+    directory, _ = full
+    (directory / "train-00000.shard").write_bytes(content)
+    read, hash_file = [], manifest.hash_file
+    monkeypatch.setattr(manifest, "hash_file", lambda path: read.append(path.name) or hash_file(path))
+    options = ["--size", "full", "--set", f"data.directory={directory}", *settings]
+    assert ttt_here("data", "prepare", "language_bert", *options).returncode == code
+    assert read.count("model.safetensors") == times_read
+
+
 def test_a_file_that_the_manifest_never_knew_is_missed(text):
     done = ttt_here("data", "verify", *text[1])
     (line,) = done.stdout.splitlines()
