@@ -116,8 +116,8 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     num_missing = run_set.num_runs - num_done
-    waiting, decided = seal.choose_seeds(run_set, num_missing) if seed is None else ([], [])
-    seeds = *waiting, *launch.draw_seeds(num_missing - len(waiting), seed, used | {*decided})
+    waiting, taken = seal.choose_seeds(run_set, num_missing, seed)
+    seeds = *waiting, *launch.draw_seeds(num_missing - len(waiting), seed, used | {*taken})
     indices = [int(match[1]) for path in logs if (match := RESULT.fullmatch(path.name))]
     return replace(
         run_set,

@@ -29,7 +29,7 @@ from common.evidence.rules.sealed_files import (
     swap_logs,
     unseal,
 )
-from common.evidence.sealed.runs import Run, Sealing, recipe_of_seal
+from common.evidence.sealed.runs import Run, Sealing, Turns, recipe_of_seal
 from common.evidence.sealed.seal import RUNS, SEAL, Derived, Extended, derive_seeds
 
 CHAIN = "house: chained logs"
@@ -172,26 +172,17 @@ def runs_have_the_decided_seeds(sealing: Sealing) -> Iterator[Found]:
 
 
 def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
-    """Yield the runs whose turn another seed had.
-
-    A decision's seeds are taken in order; the rest of them may be left when more are decided. A run that left
-    no log may be made again.
-    """
-    waiting = [(part.line, list(part.seeds[::-1])) for part in sealing.decided]
-    seeds, retried = dict[str, int](), set[int]()
+    """Yield the runs whose turn another seed had."""
+    turns, seeds = Turns(sealing.decided), dict[str, int]()
     for run in sealing.runs:
         seed, resumed = run.started.seed, run.started.resumed
-        turns = [seeds_left for line, seeds_left in waiting if line < run.line and seeds_left]
-        turn = next((seeds_left for seeds_left in turns if seeds_left[-1] == seed), None)
         if resumed and seeds.get(resumed, seed) != seed:
             yield run, f"is not that of {resumed}, from which it goes on"
-        elif not resumed and turn:
-            turn.pop()
-        elif not resumed and seed not in retried:
-            expected = [str(seeds_left[-1]) for seeds_left in turns]
+        elif not resumed and not turns.take(seed, run.line):
+            expected = [str(seeds_left[-1]) for seeds_left in turns.before(run.line)]
             yield run, f"where {' or '.join(expected[:3]) or 'no more run'} was decided"
         seeds[run.started.result] = seed
-        retried |= set() if run.has_log else {seed}
+        turns.retried |= set() if run.has_log else {seed}
 
 
 @rule("C912", "error", SEALED, breaks=choose_derived_seeds)

@@ -1,6 +1,6 @@
 """The logs of a set beside its seal and the list of its runs: each log finds its line, each line its log."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -66,6 +66,29 @@ def list_decided(sealed: SealedSet) -> list[Decided]:
         elif isinstance(event, Extended | Derived):
             decided.append(Decided(line, tuple(event.seeds), num_known))
     return decided
+
+
+class Turns:
+    """The decided seeds that no run has had yet.
+
+    A decision's seeds are taken in order; the rest of them may be left when more are decided. A run that left
+    no log may be made again.
+    """
+
+    def __init__(self, decided: Iterable[Decided]) -> None:
+        self.waiting = [(part.line, list(part.seeds[::-1])) for part in decided]
+        self.retried = set[int]()
+
+    def before(self, line: int) -> list[list[int]]:
+        """List the seeds that each decision above a line has left, the next one last."""
+        return [seeds for decided, seeds in self.waiting if decided < line and seeds]
+
+    def take(self, seed: int, line: int) -> bool:
+        """Take a seed for the run that a line starts; returns False where it may not have it."""
+        turn = next((seeds for seeds in self.before(line) if seeds[-1] == seed), None)
+        if turn is not None:
+            turn.pop()
+        return turn is not None or seed in self.retried
 
 
 @dataclass(frozen=True)

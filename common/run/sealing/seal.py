@@ -8,7 +8,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from common.errors import EXIT_OK, UserError
 from common.evidence.log import read_log
 from common.evidence.sealed import seal as sealed_files
 from common.evidence.sealed.chain import digest, read_chain
-from common.evidence.sealed.runs import list_decided, pair_runs
+from common.evidence.sealed.runs import Turns, list_decided, pair_runs
 from common.evidence.sealed.seal import (
     BEACON,
     RUNS,
@@ -204,18 +204,35 @@ def continue_seeds(sealed: SealedSet, value: str, number: int) -> list[int]:
     return derive_seeds(sealed.digest, value, num_decided + number)[num_decided:]
 
 
-def choose_seeds(run_set: RunSet, num_runs: int) -> tuple[list[int], list[int]]:
-    """Return up to `num_runs` seeds for missing runs, and all that were decided for the set's folder.
+def timed_results(sealed: SealedSet) -> dict[int, str]:
+    """Map the seed of each run whose clock may have started to its result."""
+    return {run.started.seed: run.started.result for run in pair_runs(sealed) if run.was_timed}
+
+
+def list_undecided(sealed: SealedSet, seeds: Sequence[int]) -> list[int]:
+    """List those of the seeds of the next runs that no decision has in this turn (C911)."""
+    turns = Turns(list_decided(sealed))
+    for run in pair_runs(sealed):
+        if not run.started.resumed:
+            turns.take(run.started.seed, run.line)
+        turns.retried |= set() if run.has_log else {run.started.seed}
+    next_line = len(sealed.digests) + 1
+    return [seed for seed in seeds if not turns.take(seed, next_line)]
+
+
+def choose_seeds(run_set: RunSet, num_runs: int, asked: int | None) -> tuple[list[int], Collection[int]]:
+    """Return up to `num_runs` seeds for missing runs, and those that no other run of its folder may have.
 
     Decided seeds that no run has had come first, also those of runs whose clock had not started; a public
-    value that has given them gives more.
+    value that has given them gives more. Where a person has `asked` for the first seed, none is chosen here.
     """
     sealed = None if run_set.cell else read_listed(run_set.directory)
     if sealed is None:
         return [], []
-    decided = decided_seeds(sealed)
-    timed = {run.started.seed for run in pair_runs(sealed) if run.was_timed}
-    seeds = [seed for seed in decided if seed not in timed][:num_runs]
+    decided, timed = decided_seeds(sealed), timed_results(sealed)
+    if asked is not None:
+        return [], timed
+    seeds = [seed for seed in dict.fromkeys(decided) if seed not in timed][:num_runs]
     if value := derived_from(sealed) or run_set.public_value:
         seeds += continue_seeds(sealed, value, num_runs - len(seeds))
     return seeds, decided
@@ -224,8 +241,8 @@ def choose_seeds(run_set: RunSet, num_runs: int) -> tuple[list[int], list[int]]:
 def seal_set(run_set: RunSet) -> None:
     """Seal a set before its first run; in a folder that has a seal, state the seeds that are more.
 
-    Raises UserError where nothing can be written, for damaged files, and for seeds of another origin than the
-    seal says.
+    Raises UserError where nothing can be written, for damaged files, for a seed that a run here has had, and
+    for seeds of another origin than the seal says.
     """
     folder, seeds = run_set.directory, run_set.seeds[run_set.num_done :]
     if run_set.cell or run_set.checkpoint or not seeds:
@@ -236,7 +253,11 @@ def seal_set(run_set: RunSet) -> None:
             write_text(folder / SEAL, as_json(compose_seal(run_set)))
             return
         decided = decided_seeds(sealed)
-        more = [seed for seed in seeds if seed not in decided]
+        timed = timed_results(sealed)
+        if (used := next((seed for seed in seeds if seed in timed), None)) is not None:
+            what, hint = f"seed {used} was run here as {timed[used]}", "leave --seed out, or add --continue"
+            raise UserError(what, where=repository.relative_path(folder), hint=hint)
+        more = list_undecided(sealed, seeds)
         if sealed.seal.beacon:
             value = derived_from(sealed) or run_set.public_value
             if not value or more != continue_seeds(sealed, value, len(more)):

@@ -14,6 +14,7 @@ from common.cli import dispatch
 from common.errors import UserError
 from common.evidence.audit import audit_paths
 from common.evidence.log import RunSet
+from common.evidence.rules.seals import find_other_seeds
 from common.evidence.sealed.runs import Sealing
 from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
 from common.run import launch, run_sets
@@ -85,6 +86,36 @@ def test_a_continued_set_takes_the_sealed_seeds_that_no_run_has_had(tmp_path):
     assert len(sealing.runs) == 2 and sealing.num_not_started == 3  # two starts of one seed of four
 
 
+def other_seeds(folder):
+    """Return what the audit says of seeds that were not decided for their runs (C911)."""
+    return list(find_other_seeds(Sealing(RunSet(folder="", logs=()), read_sealed(folder))))
+
+
+def test_a_seed_that_a_run_has_had_is_refused_and_skipped_by_a_continued_set(tmp_path):
+    run_set = planned(tmp_path, runs="1", seed=7)
+    list_runs(run_set, kept=False)  # its clock had not started: the seed is free
+    list_runs(run_set)
+    before = (run_set.directory / RUNS).read_bytes()
+    for runs in ("1", "2"):
+        why = "seed 7 was run here as result_0.txt; leave --seed out, or add --continue"
+        with pytest.raises(UserError, match=why):
+            seal.seal_set(planned(tmp_path, runs=runs, seed=7))
+    assert (run_set.directory / RUNS).read_bytes() == before
+    (run_set.directory / "result_0.txt").unlink()
+    list_runs(run_sets.find_missing_runs(planned(tmp_path, runs="2", seed=7), 7))
+    seeds = [event["seed"] for event in events(run_set.directory) if event["event"] == "started"]
+    assert seeds == [7, 7, 8, 9] and other_seeds(run_set.directory) == []
+
+
+def test_seeds_that_are_asked_for_out_of_turn_are_decided_anew(tmp_path):
+    run_set = planned(tmp_path, runs="4", seed=5)
+    seal.seal_set(run_set)
+    list_runs(planned(tmp_path, runs="2", seed=7))
+    list_runs(run_sets.find_missing_runs(planned(tmp_path, runs="3")))
+    seeds = [event["seed"] for event in events(run_set.directory) if event["event"] == "started"]
+    assert seeds[:4] == [7, 8, 5, 6] and other_seeds(run_set.directory) == []
+
+
 def test_results_that_lay_there_before_the_seal_are_named(tmp_path):
     run_set = planned(tmp_path)
     launch.reserve(run_set.directory, 4, launch.compose_head(run_set, ["run"]))
@@ -106,7 +137,7 @@ def test_a_torn_last_line_is_cut_off_and_damaged_files_are_refused(tmp_path):
     list_runs(run_set)
     path, whole = run_set.directory / RUNS, (run_set.directory / RUNS).read_bytes()
     path.write_bytes(whole + whole[:50])
-    seal.seal_set(run_set)
+    seal.read_listed(run_set.directory)
     assert path.read_bytes() == whole
     for file, content in (
         (RUNS, whole.replace(b"for a test", b"for a task")),
@@ -119,7 +150,7 @@ def test_a_torn_last_line_is_cut_off_and_damaged_files_are_refused(tmp_path):
         damaged, before = run_set.directory / file, (run_set.directory / file).read_bytes()
         damaged.write_bytes(content) if content is not None else damaged.unlink()
         with pytest.raises(UserError, match=file):
-            seal.seal_set(run_set)
+            seal.read_listed(run_set.directory)
         assert damaged.read_bytes() == content if content is not None else not damaged.exists()
         damaged.write_bytes(before)
 
