@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.errors import UserError
 
@@ -194,6 +194,24 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return has_waited
+
+
+def hold_lock(path: Path) -> IO[bytes]:
+    """Lock an existing file until the returned one is closed; nothing is locked where there are no locks."""
+    file = path.open("r+b")
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """True if another process holds the lock of a file, or nobody can lock it."""
+    try:
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 def is_file_of(descriptor: int, path: Path) -> bool:

@@ -22,7 +22,7 @@ from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import MAX_DRIFT_MS, NUM_RUNS, Log, read_log
-from common.files import create_next, explain_os_error, make_folder, undo_on_failure
+from common.files import create_next, explain_os_error, hold_lock, make_folder, undo_on_failure
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
@@ -224,6 +224,7 @@ def run_once(
     try:
         with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
+            running = hold_lock(reserved)  # the lock ends with this process: see untimed.py
             ballast = reserve_disk_space(reserved)
             with undo_on_failure(ballast.close):
                 seal.start_run(run_set, number, reserved)
@@ -250,6 +251,7 @@ def run_once(
         if path is not None:
             with delay_signals():
                 ballast.close()
+                running.close()
                 outcome = close_log(path, ended, failure, shown)
                 seal.end_run(run_set, path, outcome)
                 record(outcome)

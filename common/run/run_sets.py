@@ -20,6 +20,7 @@ from common.run import launch
 from common.run.run_set import HUNG_AFTER_S, RESULT, UNWRITABLE, Ended, RunSet
 from common.run.sealing import seal
 from common.run.sealing.anchoring import anchoring, authority
+from common.run.sealing.untimed import remove_untimed
 from common.run.set_folder import of_values, recipe_of_result
 
 MAX_HUNG_AFTER_S = 86400
@@ -68,13 +69,15 @@ def add_options_of_runs(parser: argparse.ArgumentParser) -> None:
 def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
     """Lock folders for the runs that are made in them; waits for another process that does the same.
 
-    Raises UserError where nothing can be written.
+    Then removes what killed launchers have left of runs that were never timed. Raises UserError where nothing
+    can be written.
     """
     with ExitStack() as held:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
             with explain_os_error(UNWRITABLE, directory, hint="choose another folder with --results DIR"):
                 make_folder(directory)
                 held.enter_context(locked(directory / ".running", "makes the runs of this folder"))
+            remove_untimed(directory)
         yield
 
 

@@ -300,11 +300,13 @@ def all_results_are_sealed(sealing: Sealing) -> Iterator[Found]:
 
 @rule("C918", "warning", SEALED, breaks=edit_list(lambda lines: lines[:-1]))
 def started_runs_end(sealing: Sealing) -> Iterator[Found]:
-    """The list of runs states the end of each run that it starts."""
+    """The launcher of each run has listed its end."""
     for run in sealing.unended:
         name = run.started.result
         text = "" if name in sealing.names else ", and this result is missing"
         text = f"no line ends {name}{text}: its launcher was killed, or the run still goes on"
+        if run.ended:
+            text = f"the launcher of {name} was killed before its clock had started, says a later command"
         yield Found(run.line, text, path=sealing.place(RUNS))
 
 

@@ -130,7 +130,8 @@ class Sealing:
 
     @property
     def unended(self) -> list[Run]:
-        return [run for run in self.runs if run.ended is None]
+        """The runs that no line of their launcher ends."""
+        return [run for run in self.runs if run.ended is None or run.ended.outcome == "killed"]
 
     @property
     def num_not_started(self) -> int:

@@ -74,13 +74,14 @@ class Started(Strict):
 class Ended(Strict):
     """A run ended. `head` is that of its log; '' where no log is kept, because its clock had not started.
 
-    A run is `lost` whose log somebody removed while it ran.
+    A run is `lost` whose log somebody removed while it ran. One is `killed` whose launcher was killed before
+    its clock had started; a later command in the folder has written that.
     """
 
     event: Literal["ended"] = "ended"
     time: Text
     result: Result
-    outcome: Literal["converged", "missed", "ended", "failed", "refused", "lost"]
+    outcome: Literal["converged", "missed", "ended", "failed", "refused", "lost", "killed"]
     reason: Text = ""
     head: Digest | Literal[""]
     previous: Digest

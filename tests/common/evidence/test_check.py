@@ -63,7 +63,7 @@ SEALED = {  # a change of a sealed set: exit code, what it is called, a line abo
         0,
         "sealed, 1 never ended",
         f"{FOLDER}/runs.jsonl:9: C918 warning found: no line ends result_4.txt: its launcher was killed, "
-        "or the run still goes on; rule: The list of runs states the end of each run that it starts "
+        "or the run still goes on; rule: The launcher of each run has listed its end "
         "(house: sealed run sets)\n",
     ),
     "C919": (0, "sealed, 1 not started", "C919 warning"),

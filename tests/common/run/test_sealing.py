@@ -17,6 +17,7 @@ from common.evidence.log import RunSet
 from common.evidence.rules.seals import find_other_seeds
 from common.evidence.sealed.runs import Sealing
 from common.evidence.sealed.seal import RUNS, SEAL, derive_seeds, read_sealed
+from common.files import hold_lock
 from common.run import launch, run_sets
 from common.run.run_set import Ended
 from common.run.sealing import seal
@@ -105,6 +106,60 @@ def test_a_seed_that_a_run_has_had_is_refused_and_skipped_by_a_continued_set(tmp
     list_runs(run_sets.find_missing_runs(planned(tmp_path, runs="2", seed=7), 7))
     seeds = [event["seed"] for event in events(run_set.directory) if event["event"] == "started"]
     assert seeds == [7, 7, 8, 9] and other_seeds(run_set.directory) == []
+
+
+def start_untimed(run_set, records=""):
+    """Leave what a launcher leaves that is killed as its run begins."""
+    path = launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
+    seal.start_run(run_set, 0, path)
+    path.write_text(path.read_text() + records)
+    return path
+
+
+def lock(run_set):
+    with run_sets.lock_folders([run_set.directory]):
+        pass
+
+
+def test_a_run_whose_launcher_was_killed_before_its_clock_is_removed_and_listed(tmp_path, capsys):
+    run_set = planned(tmp_path)
+    seal.seal_set(run_set)
+    path = start_untimed(run_set, ':::MLLOG {"key": "init_start"}\n')
+    with hold_lock(path):  # its launcher lives
+        lock(run_set)
+    assert path.exists() and len(events(run_set.directory)) == 1
+    lock(run_set)
+    *_, ended = events(run_set.directory)
+    assert (ended["outcome"], ended["head"], path.exists()) == ("killed", "", False)
+    assert "result_0.txt: its launcher was killed" in capsys.readouterr().out
+    continued = run_sets.find_missing_runs(planned(tmp_path))
+    assert (continued.seeds, continued.num_more) == (run_set.seeds, 0)
+    list_runs(continued)
+    assert other_seeds(run_set.directory) == []
+    (audited,) = audit_paths([run_set.directory])
+    (warned,) = [one for one in audited.findings if one.rule == "C918"]
+    assert "launcher of result_0.txt was killed before its clock" in warned.message
+
+
+def test_no_result_is_removed_that_was_timed_or_that_the_list_ends(tmp_path):
+    run_set = planned(tmp_path)
+    seal.seal_set(run_set)
+    timed = start_untimed(run_set, ':::MLLOG {"key": "run_start"}\n')
+    cut = start_untimed(run_set)
+    seal.end_run(run_set, cut, Ended(0, "converged"))
+    (run_set.directory / "result_7.txt").write_text("a person's notes\n")
+    before = (run_set.directory / RUNS).read_bytes()
+    lock(run_set)
+    assert timed.exists() and cut.exists() and (run_set.directory / "result_7.txt").exists()
+    assert (run_set.directory / RUNS).read_bytes() == before
+
+
+def test_a_head_whose_start_was_never_listed_is_removed(tmp_path):
+    run_set = planned(tmp_path)
+    launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
+    launch.reserve(run_set.directory, None)
+    lock(run_set)
+    assert not list(run_set.directory.iterdir())
 
 
 def test_seeds_that_are_asked_for_out_of_turn_are_decided_anew(tmp_path):

@@ -79,7 +79,7 @@ def test_a_true_difference_at_the_margin_is_seldom_called_equivalent():
     ("words", "deviations", "num_pairs"),
     [
         ("one standard deviation of a pair is found", 1.0, 20),
-        ("one of two", 2.0, 10),
+        ("one of two deviations", 2.0, 10),
         ("one of four", 4.0, 5),
     ],
 )
