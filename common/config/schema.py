@@ -233,8 +233,7 @@ class RunConfig(Strict):
     def prepared_hint(self) -> str:
         """The command that prepares the data."""
         directory = self.data.directory  # type: ignore[attr-defined]
-        command = data_command("prepare", self.benchmark, self.size, self.configuration, directory)
-        return f"run: {command}"
+        return prepare_hint(self.benchmark, self.size, self.configuration, directory)
 
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated.
@@ -280,6 +279,12 @@ def data_command(verb: str, benchmark: str, size: str, configuration: str, direc
     if directory == f"data/{benchmark}/{size}":
         return command
     return f"{command} --configuration {configuration} --set data.directory={directory}"
+
+
+def prepare_hint(benchmark: str, size: str, configuration: str, directory: str) -> str:
+    """Tell a person to prepare the data of a configuration; size full is made from a source."""
+    command = data_command("prepare", benchmark, size, configuration, directory)
+    return f"run: {command}{' --source DIR' * (size == 'full')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

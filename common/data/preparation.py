@@ -45,7 +45,7 @@ def prepare(
         raise UserError(
             f"no intact {name} here",
             where=str(directory),
-            hint=f"{config.prepared_hint} --source DIR, with {needs}; "
+            hint=f"{config.prepared_hint}, with {needs}; "
             "or --data DIR, with data that were prepared elsewhere",
         )
     if config.size == "mini" and source is not None:

@@ -63,7 +63,7 @@ def test_efficient_says_that_they_differ():
     assert config.data.masked_fraction == 0.3 and config.data.evaluation_masked_fraction == 0.15
     assert config.prepared_hint == (
         "run: ttt data prepare language_bert --size full --configuration efficient"
-        " --set data.directory=data/language_bert/full-masked-30"
+        " --set data.directory=data/language_bert/full-masked-30 --source DIR"
     )
     small = mini("efficient")
     assert small.data == mini("baseline").data  # committed runs were masked so

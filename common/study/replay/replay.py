@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common import repository
-from common.config.schema import data_command
+from common.config.schema import prepare_hint
 from common.data import manifest
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.evidence.compare.replayed import (
@@ -107,15 +107,15 @@ def check_data(log: Log, configuration: dict[str, Any]) -> None:
     benchmark, size = str(configuration.get("benchmark")), str(configuration.get("size"))
     named = configuration.get("data")
     named = str(named.get("directory")) if isinstance(named, dict) else f"data/{benchmark}/{size}"
-    command = data_command("prepare", benchmark, size, str(configuration.get("configuration")), named)
+    hint = prepare_hint(benchmark, size, str(configuration.get("configuration")), named)
     directory = repository.locate_data(named)
-    content = manifest.read_manifest(directory, hint=f"run: {command}")
+    content = manifest.read_manifest(directory, hint=hint)
     there, here = log.text("dataset_fingerprint"), str(content["fingerprint"])
     if there[:64] != here:
         what = f"the run read data with the fingerprint {there or 'unknown'}; these data have {here}"
         raise UserError(what, where=printable(named), hint="name the folder of its data with --data DIR")
     if damage := size == "mini" and manifest.list_damage(directory, content):
-        raise UserError(damage[0], hint=f"run: {command}")
+        raise UserError(damage[0], hint=hint)
 
 
 def find_commit(log: Log) -> str:

@@ -118,7 +118,7 @@ def test_labels_and_weights_that_changed_at_the_same_size_are_refused_before_a_r
     directory, loaded = full
     preparation.check_data(loaded)
     (directory / name).write_bytes(b"y")
-    with pytest.raises(UserError, match=f"{name}: content changed"):
+    with pytest.raises(UserError, match=f"{name}: content changed.*; run: ttt data prepare .* --source DIR$"):
         preparation.check_data(loaded)
 
 
