@@ -225,9 +225,10 @@ def run_once(
         with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
             running = hold_lock(reserved)  # the lock ends with this process: see untimed.py
-            ballast = reserve_disk_space(reserved)
-            with undo_on_failure(ballast.close):
-                seal.start_run(run_set, number, reserved)
+            with undo_on_failure(running.close):
+                ballast = reserve_disk_space(reserved)
+                with undo_on_failure(ballast.close):
+                    seal.start_run(run_set, number, reserved)
             shown, path = "" if run_set.cell == REPLAY else os.path.relpath(reserved), reserved
         place = f" -> {shown}" if shown else ""
         print(f"{run_set.title}, run {number + 1}/{run_set.num_runs}{place}", flush=True)
