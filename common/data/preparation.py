@@ -100,7 +100,7 @@ def data_fingerprint(config: RunConfig) -> str:
 def is_intact(directory: Path, config: Any) -> bool:
     """True for whole data of the configuration; data of other settings or sizes are not read."""
     try:
-        if verify(directory, config, hint="", has_content=False):
+        if any(compare_sizes(directory, config)):
             return False
         paths = [directory / manifest.MANIFEST, *manifest.data_files(directory).values()]
         stats = [path.stat() for path in paths]
@@ -110,14 +110,20 @@ def is_intact(directory: Path, config: Any) -> bool:
         return False
 
 
+def compare_sizes(directory: Path, config: Any) -> tuple[list[str], list[str]]:
+    """List, as `manifest.verify` does, in what data misfit a configuration, and damage seen by file sizes."""
+    content = manifest.read_manifest(directory, hint="")
+    settings, needed = config.prepared_with(), config.prepared_files()
+    misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+    return misfits, manifest.list_damage(directory, content, has_content=False)
+
+
 def refuse_to_replace_whole(directory: Path, config: Any) -> None:
     """Raise UserError for data that are whole by the sizes of their files, but made with other settings."""
     if config.size == "mini" or not (directory / manifest.MANIFEST).is_file():  # mini is made in seconds
         return
-    content = manifest.read_manifest(directory, hint="")
-    settings, needed = config.prepared_with(), config.prepared_files()
-    misfits = manifest.list_misfits(directory, content, settings, needed=needed)
-    if misfits and not manifest.list_damage(directory, content, has_content=False):
+    misfits, damage = compare_sizes(directory, config)
+    if misfits and not damage:
         what = "these data are whole and are not replaced"
         hint = f"{what}: choose another folder with --data DIR, or remove this folder"
         raise UserError(relative_paths_in(misfits[0]), hint=hint)
@@ -253,12 +259,9 @@ def describe_data(config: RunConfig) -> str:
     try:
         if not (directory / manifest.MANIFEST).is_file():
             return f"missing in {relative_path(directory)}; {config.prepared_hint}"
-        content = manifest.read_manifest(directory, hint="")
-        damage = manifest.list_damage(directory, content, has_content=False)
-        settings, needed = config.prepared_with(), config.prepared_files()
-        misfits = manifest.list_misfits(directory, content, settings, needed=needed)
+        misfits, damage = compare_sizes(directory, config)
     except (UserError, OSError) as error:
-        damage = [str(error)]
+        misfits, damage = [], [str(error)]
     if damage:
         return f"damaged ({name_first(damage)}); {config.prepared_hint}"
     return f"do not fit ({name_first(misfits)}); {config.prepared_hint}" if misfits else "prepared"

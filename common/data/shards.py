@@ -94,7 +94,7 @@ Planned = TypeVar("Planned", bound=PlannedShard)
 def list_finished(work: Path) -> list[Path]:
     """List the rows of the finished shards in the folder of a preparation that was stopped."""
     rows = sorted(work.glob("rows/*-*-*.npy"))
-    return [path for path in rows if (work / "data" / f"{path.stem.rpartition('-')[0]}.shard").is_file()]
+    return [path for path in rows if (work / "data" / f"{path.stem.rpartition('-')[0]}{SHARD}").is_file()]
 
 
 def read_settings(work: Path) -> dict[str, Any]:
