@@ -86,13 +86,12 @@ def choose(listed: list[Listed], name: str, where: str) -> Listed:
 
 def text_names(num_parts: int | None = None) -> list[str]:
     """Name the evaluation set and the parts of a text: as many as MLCommons' has, or another number."""
-    total = num_parts or sources.NUM_PARTS
-    return [TEXT, *(f"part-{number:05}-of-{total:05}" for number in range(total))]
+    return [TEXT, *sources.part_names(num_parts or sources.NUM_PARTS)]
 
 
 def count_parts(files: Files) -> int:
     """Read in the names of parts how many a text has; of no part or of mixed ones it is MLCommons' number."""
-    totals = {int(match[1]) for match in map(sources.PART.fullmatch, files) if match}
+    totals = sources.read_totals(files)
     return totals.pop() if len(totals) == 1 else sources.NUM_PARTS
 
 

@@ -138,15 +138,23 @@ def list_source(directory: Path, *, is_official: bool, has_checkpoint: bool) -> 
     )
 
 
+def part_names(total: int) -> list[str]:
+    return [f"part-{number:05}-of-{total:05}" for number in range(total)]
+
+
+def read_totals(files: Files) -> set[int]:
+    """Read in the names of parts how many there are: one number for the parts of one text."""
+    return {int(match[1]) for match in map(PART.fullmatch, files) if match}
+
+
 def list_parts(files: Files, *, is_official: bool) -> list[Path]:
     """Find the parts of the training set. Raises UserError for none, a missing one or an empty one."""
-    where, totals = str(files.directory), {match[1] for match in map(PART.fullmatch, files) if match}
+    where, totals = str(files.directory), read_totals(files)
     if len(totals) != 1:
         has = f"parts of {len(totals)} sets" if totals else "no part of a training set and no table of text"
         what = f"has {has}, expected part-00000-of-{NUM_PARTS:05} and so on"
         raise UserError(what, where=where)
-    total = totals.pop()
-    parts = [files.one(f"part-{number:05}-of-{total}") for number in range(int(total))]
+    parts = [files.one(name) for name in part_names(totals.pop())]
     if is_official and len(parts) != NUM_PARTS:
         raise UserError(f"{len(parts)} parts, expected {NUM_PARTS}", where=where, hint=OTHER_HINT)
     if empty := next((path for path in parts if not path.stat().st_size), None):
