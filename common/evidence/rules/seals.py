@@ -175,14 +175,13 @@ def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
     """Yield the runs whose turn another seed had."""
     turns, seeds = Turns(sealing.decided), dict[str, int]()
     for run in sealing.runs:
-        seed, resumed = run.started.seed, run.started.resumed
+        seed, resumed, may_have = run.started.seed, run.started.resumed, turns.take_of(run)
         if resumed and seeds.get(resumed, seed) != seed:
             yield run, f"is not that of {resumed}, from which it goes on"
-        elif not resumed and not turns.take(seed, run.line):
+        elif not may_have:
             expected = [str(seeds_left[-1]) for seeds_left in turns.before(run.line)]
             yield run, f"where {' or '.join(expected[:3]) or 'no more run'} was decided"
         seeds[run.started.result] = seed
-        turns.retried |= set() if run.has_log else {seed}
 
 
 @rule("C912", "error", SEALED, breaks=choose_derived_seeds)

@@ -90,6 +90,13 @@ class Turns:
             turn.pop()
         return turn is not None or seed in self.retried
 
+    def take_of(self, run: Run) -> bool:
+        """Take the seed of a run of the list; one that was resumed goes on with a seed that was taken."""
+        may_have = bool(run.started.resumed) or self.take(run.started.seed, run.line)
+        if not run.has_log:
+            self.retried.add(run.started.seed)
+        return may_have
+
 
 @dataclass(frozen=True)
 class Sealing:

@@ -213,9 +213,7 @@ def list_undecided(sealed: SealedSet, seeds: Sequence[int]) -> list[int]:
     """List those of the seeds of the next runs that no decision has in this turn (C911)."""
     turns = Turns(list_decided(sealed))
     for run in pair_runs(sealed):
-        if not run.started.resumed:
-            turns.take(run.started.seed, run.line)
-        turns.retried |= set() if run.has_log else {run.started.seed}
+        turns.take_of(run)
     next_line = len(sealed.digests) + 1
     return [seed for seed in seeds if not turns.take(seed, next_line)]
 
