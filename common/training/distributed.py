@@ -55,32 +55,36 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         if rank_info.num_local > 1:
             numa.bind_near(torch.cuda.get_device_properties(torch.cuda.current_device()))
     where = "" if store else "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
-    waiting = threading.Timer(WAITING_S, say_waiting, [where])
-    waiting.daemon = True
-    waiting.start()
     try:
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            rank=rank_info.rank,
-            world_size=rank_info.world_size,
-            timeout=TIMEOUT,
-            device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
-        )
+        with nullcontext() if store else report_waiting(where):
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                rank=rank_info.rank,
+                world_size=rank_info.world_size,
+                timeout=TIMEOUT,
+                device_id=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+            )
     except dist.DistError as error:
         what = f"the ranks cannot meet here ({str(error).splitlines()[0]})"
         hint = "give all machines the same MASTER_ADDR and MASTER_PORT, of a port that is free"
         raise UserError(what, where=where, hint=hint) from error
-    finally:
-        waiting.cancel()
     yield
     barrier()  # nobody hangs up while another still reads
     dist.destroy_process_group()
 
 
-def say_waiting(where: str) -> None:
-    if where:
-        print(f"  waiting for the other ranks at {where}", file=sys.stderr, flush=True)
+@contextmanager
+def report_waiting(where: str) -> Iterator[None]:
+    """Print a line when the block has taken `WAITING_S`."""
+    line = f"  waiting for the other ranks at {where}"
+    timer = threading.Timer(WAITING_S, print, [line], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def look_up(host: str) -> None:
