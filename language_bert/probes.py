@@ -222,9 +222,9 @@ def fp8_pairs(device: torch.device) -> Iterator[KernelPair]:
 
     def build_state(*largest: float) -> list[Tensor]:
         zero = torch.zeros((), device=device)
-        scales = {f"{name}_scale": most for name, most in zip(DTYPES, largest, strict=True)}
-        most = {f"{name}_scale": torch.finfo(dtype).max for name, dtype in DTYPES.items()}
-        return [zero + scales[name] / most[name] if name in most else zero.clone() for name in State._fields]
+        kinds = zip(DTYPES.items(), largest, strict=True)
+        scales = {f"{name}_scale": zero + most / torch.finfo(dtype).max for (name, dtype), most in kinds}
+        return [scales.get(name, zero.clone()) for name in State._fields]
 
     size, wide = HEAD_SIZE, 2 * HEAD_SIZE
     inputs, state = [draw(NUM_ROWS, wide), draw(size, wide)], build_state(8, 8, 8)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 ROWS, COLUMNS = 128, 128  # of a tile: in 8 bits a whole cache line either way
 NUM_WARPS = 8
-MOST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 def allocate(
@@ -21,13 +20,10 @@ def allocate(
     num_columns, num_tiles = width * len(sources), -(-num_rows // ROWS)
     rows = parts[0].new_empty(num_rows, num_columns, dtype=dtype)
     columns = parts[0].new_empty(num_columns, num_rows, dtype=dtype)
-    maxima = empty_float32(parts[0], len(sources), num_tiles, -(-width // COLUMNS))
-    sums = empty_float32(parts[0], num_tiles, num_columns if dtype == torch.float8_e5m2 else 0)
+    maxima = parts[0].new_empty(len(sources), num_tiles, -(-width // COLUMNS), dtype=torch.float32)
+    num_sums = num_columns if dtype == torch.float8_e5m2 else 0  # of gradients
+    sums = parts[0].new_empty(num_tiles, num_sums, dtype=torch.float32)
     return rows, columns, maxima, sums
-
-
-def empty_float32(x: Tensor, *shape: int) -> Tensor:
-    return x.new_empty(shape, dtype=torch.float32)
 
 
 def quantize_triton(
@@ -36,9 +32,8 @@ def quantize_triton(
     parts = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
     rows, columns, maxima, sums = allocate(parts, dtype, function)
     num_rows, width = parts[0].shape
-    sources = parts if function == "copy" else parts[:1]
     with torch.cuda.device_of(rows):
-        for index, source in enumerate(sources):
+        for index, source in enumerate(parts[: len(maxima)]):
             first = index * width
             quantize_kernel[maxima.shape[1:]](
                 source,
@@ -56,8 +51,8 @@ def quantize_triton(
                 columns.stride(0),
                 sums.stride(0),
                 FUNCTION=function,
-                MOST=MOST[dtype],
-                IS_GRADIENT=dtype == torch.float8_e5m2,
+                MOST=torch.finfo(dtype).max,
+                IS_GRADIENT=sums.shape[1] > 0,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
                 num_warps=NUM_WARPS,

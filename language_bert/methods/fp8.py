@@ -80,6 +80,9 @@ class State(NamedTuple):
         return self[:4]
 
 
+NUM_STATES = len(State._fields)
+
+
 def to_8_bits(name: str, state: State, *parts: Tensor, function: str = "copy") -> Quantized:
     """Return `function` of the parts in the dtype of `name`, one of DTYPES, by the scale of it.
 
@@ -155,7 +158,11 @@ class Fp8Product(torch.autograd.Function):
         state = State(*scales)
         gradient = to_8_bits("gradient", state, *gradients)
         for_bias = gradient.sums if ctx.needs_input_grad[2] else None
-        return *multiply_gradient(gradient, x, weight, state, gradients[0].dtype), for_bias, *[None] * 8
+        return (
+            *multiply_gradient(gradient, x, weight, state, gradients[0].dtype),
+            for_bias,
+            *[None] * (2 + NUM_STATES),
+        )
 
 
 class Fp8FeedForward(torch.autograd.Function):
@@ -176,7 +183,7 @@ class Fp8FeedForward(torch.autograd.Function):
         dtype: torch.dtype,
         *scales: Tensor,
     ) -> Tensor:
-        first, second = State(*scales[:6]), State(*scales[6:])
+        first, second = State(*scales[:NUM_STATES]), State(*scales[NUM_STATES:])
         x8, up8 = to_8_bits("input", first, x), to_8_bits("weight", first, up)
         wide = multiply(x8, up8, up_bias, first, dtype)
         wide8 = to_8_bits("input", second, wide, function="gelu")
@@ -193,7 +200,7 @@ class Fp8FeedForward(torch.autograd.Function):
         for_activated, for_down = multiply_gradient(gradient8, activated, down, second, dtype)
         wide8 = to_8_bits("gradient", first, for_activated, wide, function="gelu_backward")
         for_x, for_up = multiply_gradient(wide8, x, up, first, dtype)
-        return for_x, for_up, wide8.sums, for_down, gradient8.sums, *[None] * 13
+        return for_x, for_up, wide8.sums, for_down, gradient8.sums, *[None] * (1 + 2 * NUM_STATES)
 
 
 class Fp8Linear(nn.Linear):
