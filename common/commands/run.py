@@ -28,6 +28,7 @@ examples:
 
 import argparse
 import sys
+from functools import partial
 
 from common.arguments import add_shared, seed
 from common.config.division import check_seed
@@ -80,10 +81,8 @@ def main(args: argparse.Namespace) -> int:
         print(describe_run(batch_check.mark_unverified(loaded, num_ranks), num_ranks))
         return EXIT_OK
     loaded, num_ranks = launch.verify_recipe(loaded, args.nproc)
-    if ranks.read_rank_info().rank:
-        return EXIT_OK if args.seal else launch.take_part(args.hung_after)
-    print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
-    run_set = launch.plan_run_set(
+    plan = partial(
+        launch.plan_run_set,
         loaded,
         results=args.results.resolve(),
         runs=args.runs,
@@ -91,6 +90,11 @@ def main(args: argparse.Namespace) -> int:
         num_ranks=num_ranks,
         tuned_from=tuned_from,
     )
+    if ranks.read_rank_info().rank:
+        starts_none = args.seal or (args.continues and run_sets.lacks_no_run(plan()))
+        return EXIT_OK if starts_none else launch.take_part(args.hung_after)
+    print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
+    run_set = plan()
     check_data(loaded)
     resume.check_options(args, run_set)
     if args.seal:

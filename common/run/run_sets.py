@@ -84,8 +84,7 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
 def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = None) -> RunSet:
     """Apply the options to a set; `seed` is the first seed, if a person chose one.
 
-    Raises UserError for a fault of this machine, unless `--force` is given, and below torchrun or srun where
-    no run is missing.
+    Raises UserError for a fault of this machine, unless `--force` is given.
     """
     run_set = replace(
         run_set,
@@ -100,8 +99,6 @@ def apply_options(run_set: RunSet, args: argparse.Namespace, seed: int | None = 
         run_set = find_missing_runs(run_set, seed)
         more = f", {run_set.num_more} more did not come to their end" if run_set.num_more else ""
         print(f"{run_set.title}: {run_set.num_done} of {run_set.num_runs} runs are there{more}")
-        if run_set.makes_one_run and run_set.num_done == run_set.num_runs:  # the other ranks wait for one
-            raise UserError("no run is missing", where=repository.relative_path(run_set.directory))
     return run_set
 
 
@@ -129,6 +126,15 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
         num_more=len(counted) - num_ended,
         first_index=max(indices, default=-1) + 1,
     )
+
+
+def lacks_no_run(run_set: RunSet) -> bool:
+    """Say for a rank other than 0 whether rank 0 will find every run there, and start none.
+
+    Rank 0 may have begun its work, but no run ends before all ranks take part: all count the same.
+    """
+    logs = map(read_log, run_set.directory.glob("result_*.txt"))
+    return sum(log.came_to_its_end and not log.is_resumed for log in logs) >= run_set.num_runs
 
 
 def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:
