@@ -41,7 +41,9 @@ CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(check_count)]
 class Strict(BaseModel):
     """A checked mapping: no unknown key, no silent conversion, no change after loading."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True
+    )
 
 
 def check_effect(

@@ -24,13 +24,14 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     What its name adds or leaves out, see common/config/names.py, counts as the first settings.
     Raises UserError that names file:line and the nearest valid key.
     """
-    from common.training.registry import build_methods, check_division  # these load torch
+    from common.training.method import apply_hook  # these load torch
+    from common.training.registry import build_methods, check_division
 
     config, origins, source = read_config(benchmark, configuration, size=size, settings=settings)
     methods = build_methods(config, origins)
     changes = []
     for method in methods:
-        before, config = config, method.configure(config)
+        before, config = config, apply_hook(method, "configure", config)
         changes += [
             f"{method.name}: {change.key}: {change.before} -> {change.after}"
             for change in all_differences(flat(before.model_dump()), flat(config.model_dump()))

@@ -190,3 +190,11 @@ class Method:
 
     def init_extra_state(self, model: nn.Module) -> None:
         """Make the module that `extra_state` returns; a checkpoint then fills it."""
+
+
+def apply_hook(method: Method, hook: str, value: Any, *more: Any) -> Any:
+    """Call a hook that returns what replaces `value`. Raises UserError where it returns nothing."""
+    result = getattr(method, hook)(value, *more)
+    if result is None:
+        method.refuse(f"its `{hook}` returned nothing", hint="return what it was given, or what replaces it")
+    return result

@@ -13,6 +13,7 @@ from common.errors import UserError, name_error, nearest
 from common.repository import explain_missing, module_file
 from common.training.method import Method
 
+NO_HOOKS = {"__init__", "refuse", "dropped_from"}
 LIKE_HOOKS = ("on_", "after_", "before_")  # begin the names of hooks elsewhere
 
 
@@ -33,7 +34,7 @@ def kind_of(name: str, module: str) -> type[Method]:
         what = f"{class_name} has to be a Method, and its Config a Strict"
         raise UserError(what, where=file, hint=hint)
     hooks, functions = (
-        {name for name, value in vars(one).items() if inspect.isfunction(value)} - {"__init__"}
+        {name for name, value in vars(one).items() if inspect.isfunction(value)} - NO_HOOKS
         for one in (Method, kind)
     )
     for function in sorted(functions - hooks):

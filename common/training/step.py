@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from common.config.schema import Plan, RunConfig
 from common.training import distributed, memory
 from common.training.benchmark import Benchmark
-from common.training.method import Batch, Loss, Method, Progress
+from common.training.method import Batch, Loss, Method, Progress, apply_hook
 from common.training.optim import build_optimizer, build_schedule, unscale
 from common.training.registry import build_methods
 
@@ -52,15 +53,17 @@ class Training:
         """Build model, loss, optimizer and schedule, the same on every rank."""
         torch.manual_seed(self.seed)
         model = self.benchmark.build_model(from_scratch=from_scratch).to(self.device)
-        self.model: nn.Module = reduce(lambda built, method: method.model(built), self.methods, model)
-        self.loss: Loss = self.benchmark.loss
-        for method in self.methods:
-            self.loss = method.loss(self.loss)
+        self.model: nn.Module = self.apply_methods("model", model)
+        self.loss: Loss = self.apply_methods("loss", self.benchmark.loss)
         optimizer = build_optimizer(self.model, self.config.optimizer)
-        self.optimizer = reduce(lambda built, method: method.optimizer(built), self.methods, optimizer)
+        self.optimizer: Optimizer = self.apply_methods("optimizer", optimizer)
         self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
         if self.rank_info.rank:
             torch.manual_seed(self.seed + self.rank_info.rank)  # ranks drop out different values
+
+    def apply_methods(self, hook: str, value: Any, *more: Any) -> Any:
+        """Let the hook of one method after the other replace a value."""
+        return reduce(lambda made, method: apply_hook(method, hook, made, *more), self.methods, value)
 
     def warm_up(self) -> None:
         """Run forward and backward passes of every shape on synthetic batches, and no step of the optimizer.
@@ -103,7 +106,8 @@ class Training:
         self.model.train()
 
     def evaluation_model(self) -> nn.Module:
-        return reduce(lambda used, method: method.evaluation_model(used), self.methods, self.model).eval()
+        model: nn.Module = self.apply_methods("evaluation_model", self.model)
+        return model.eval()
 
     def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return how many predictions of a batch are right and how many there are, as integer scalars."""
@@ -144,9 +148,7 @@ class Training:
 
     def prepare_batch(self, batch: Batch, progress: Progress | None) -> Batch:
         """Apply each method to a batch, and move it to the device."""
-        for method in self.methods:
-            batch = method.batch(batch, progress)
-        return to_device(batch, self.device)
+        return to_device(self.apply_methods("batch", batch, progress), self.device)
 
     def clear_gradients(self) -> None:
         """Clear the gradients; micro-batches add to memory that no replay of a CUDA graph overwrites."""

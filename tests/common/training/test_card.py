@@ -5,11 +5,15 @@ import re
 import sys
 
 import pytest
+from pydantic import Field
 
 from common.commands.methods import page
+from common.config.schema import Strict
+from common.config.validation import validate
 from common.errors import UserError
 from common.repository import available_methods
 from common.training.card import LINE, cards, check_card, find_card, plain_loop, read_card, used_by
+from common.training.method import Method, apply_hook
 from common.training.registry import kind_of
 from tests.command import ttt_here
 
@@ -104,6 +108,19 @@ def test_a_method_without_its_class_is_a_mistake(tmp_path, monkeypatch, text, me
     monkeypatch.delitem(sys.modules, "own_one", raising=False)
     with pytest.raises(UserError, match=message):
         kind_of("own_one", "own_one")
+
+
+def test_a_hook_that_returns_nothing_and_a_default_that_its_setting_refuses_are_mistakes():
+    class Own(Method):
+        class Config(Strict):
+            share: float = Field(default=2.0, le=1)
+
+        def loss(self, loss): ...
+
+    with pytest.raises(UserError, match="methods.own: its `loss` returned nothing"):
+        apply_hook(Own("own", None), "loss", abs)
+    with pytest.raises(UserError, match="methods.own.share: .* 1"):
+        validate(Own.Config, {}, {}, ("methods", "own"))
 
 
 def test_lines_of_other_methods_come_before_and_everything_is_imported():
