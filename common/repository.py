@@ -241,15 +241,28 @@ def configurations(benchmark: str) -> list[str]:
 
 def read_title(benchmark: str, file: str) -> str:
     """Return what the first line of a file says of it: of a comment, or of a docstring of one line."""
-    with (ROOT / benchmark / file).open(encoding="utf-8") as stream:
-        return stream.readline().strip('#"\n ').removesuffix(".")
+    try:
+        with (ROOT / benchmark / file).open(encoding="utf-8") as stream:
+            return stream.readline().strip('#"\n ').removesuffix(".")
+    except FileNotFoundError:
+        raise lacks(benchmark, file) from None
+
+
+def lacks(benchmark: str, file: str) -> UserError:
+    hint = "CONTRIBUTING.md lists the files of a benchmark"
+    return UserError("no such file", where=f"{benchmark}/{file}", hint=hint)
 
 
 def benchmark_module(benchmark: str, part: str = "benchmark") -> ModuleType:
     """Import a file of a benchmark. Raises UserError with the nearest name."""
     if benchmark not in benchmarks():
         raise UserError(f"unknown benchmark '{benchmark}'", hint=nearest(benchmark, benchmarks()))
-    return importlib.import_module(f"{benchmark}.{part}")
+    try:
+        return importlib.import_module(f"{benchmark}.{part}")
+    except ModuleNotFoundError as error:
+        if not f"{benchmark}.{part}.".startswith(f"{error.name}."):  # what the file imports
+            raise
+        raise lacks(benchmark, f"{part.replace('.', '/')}.py") from None
 
 
 def config_class(benchmark: str) -> Any:

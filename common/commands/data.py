@@ -21,7 +21,6 @@ examples:
 """
 
 import argparse
-import importlib
 import json
 import shlex
 from dataclasses import asdict
@@ -106,7 +105,7 @@ def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     if preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")
         return EXIT_OK
-    module = importlib.import_module(f"{config.benchmark}.data.prepare")
+    module = repository.benchmark_module(config.benchmark, "data.prepare")
     digest = module.prepare(directory, config, None if source is None else Path(source))
     print(f"{config.benchmark}: {repository.relative_path(directory)} prepared, fingerprint {digest}")
     return EXIT_OK

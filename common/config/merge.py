@@ -35,10 +35,13 @@ def merge_files(benchmark: str, configuration: str, size: str) -> yaml_file.Docu
     chain: list[yaml_file.Document] = []
     of_mini: list[yaml_file.Document] = []
     name: Any = configuration
+    where = benchmark
     while name:
         if len(chain) > MAX_EXTENDS:
-            raise UserError("'extends' goes too deep", where=f"{benchmark}/{configuration}.yaml")
-        document = read(benchmark, name)
+            what = f"goes too deep: a chain has at most {MAX_EXTENDS} of them, and no circle"
+            raise UserError(what, where=where)
+        document = read(benchmark, name, where)
+        where = f"{document.origins.get(('extends',), '')}: extends"
         chain.append(document)
         of_mini.append(pop_section(document, "mini"))
         name = document.values.pop("extends", None)
@@ -72,12 +75,14 @@ def mapping(document: yaml_file.Document, key: str) -> dict[str, Any]:
     return value
 
 
-def read(benchmark: str, name: str) -> yaml_file.Document:
+def read(benchmark: str, name: Any, where: str = "") -> yaml_file.Document:
+    """Read a file of a benchmark's folder, which is named at `where`."""
+    if not isinstance(name, str):
+        raise UserError("expected one name, `extends: NAME`", where=where)
     path = ROOT / benchmark / f"{name}.yaml"
-    if not NAME.fullmatch(str(name)) or not path.is_file():
-        raise UserError(
-            f"no such file '{name}.yaml'", where=benchmark, hint=nearest(str(name), configurations(benchmark))
-        )
+    if not NAME.fullmatch(name) or not path.is_file():
+        hint = nearest(name, configurations(benchmark))
+        raise UserError(f"no such file '{name}.yaml'", where=where or benchmark, hint=hint)
     return yaml_file.read(path, f"{benchmark}/{name}.yaml")
 
 

@@ -49,7 +49,7 @@ def split_name(benchmark: str, name: str, *, size: str) -> tuple[str, list[str]]
             continue
         method, _, inner = (method or key.removeprefix(f"{METHODS}.")).partition(".")
         if method not in known:
-            raise UserError(f"no such method '{method}'", where=name, hint=nearest(method, known))
+            raise unknown_method(method, benchmark, name)
         if change["method"] and (change["sign"] == "+") == (method in is_on):
             hint = f"+{method}.KEY=VALUE changes one of its settings" if method in is_on else ""
             state = "on already" if method in is_on else "not on"
@@ -118,10 +118,14 @@ def find_methods(config: RunConfig, origins: Mapping[tuple[str, ...], str]) -> d
     """Map each method of a configuration to its module. Raises UserError for a name that is none."""
     modules = available_methods(config.benchmark)
     for name in config.methods:
-        where = f"{origins.get((METHODS, name), config.configuration)}: {METHODS}.{name}"
-        homes = [other for other in benchmarks() if name in available_methods(other)]
-        if name not in modules and homes:
-            raise UserError(f"belongs to {homes[0]}", where=where)
         if name not in modules:
-            raise UserError("no such method", where=where, hint=nearest(name, modules))
+            where = f"{origins.get((METHODS, name), config.configuration)}: {METHODS}.{name}"
+            raise unknown_method(name, config.benchmark, where)
     return {name: modules[name] for name in config.methods}
+
+
+def unknown_method(name: str, benchmark: str, where: str) -> UserError:
+    """Explain a name that is no method of a benchmark: it may be one of another benchmark."""
+    homes = [other for other in benchmarks() if name in available_methods(other)]
+    what = f"method '{name}' belongs to {homes[0]}" if homes else f"no such method '{name}'"
+    return UserError(what, where=where, hint="" if homes else nearest(name, available_methods(benchmark)))

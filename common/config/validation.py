@@ -28,14 +28,24 @@ def validate(
         path = (*prefix, *inner)
         origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
         key = ".".join(path)
-        where = f"{origin}: {key}" if origin else key
+        where = (
+            f"{origin}: {key}" if origin and fault["type"] != "missing" else key
+        )  # a missing key has no line
         if fault["type"] == "extra_forbidden":
             raise UserError("unknown key", where=where, hint=nearest_key(model, inner)) from None
         value = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
-        hint = hint or duration_hint(model, inner, fault["input"])
+        hint = hint or hint_for(fault["type"], key) or duration_hint(model, inner, fault["input"])
         what = fault["msg"].removeprefix("Value error, ")
         raise UserError(what[0].lower() + what[1:] + value, where=where, hint=hint) from None
+
+
+def hint_for(fault: str, key: str) -> str:
+    """Say what to write where a key is missing, or where a method has a value instead of settings."""
+    if fault == "missing":
+        return "a configuration may take it from another one: `extends: baseline`"
+    is_method = fault == "dict_type" and key.startswith("methods.")
+    return f"`{key}={{}}` turns it on with its defaults, `{key}=false` turns it off" if is_method else ""
 
 
 def duration_hint(model: type[BaseModel], path: tuple[str, ...], value: object) -> str:

@@ -1,7 +1,6 @@
 """Preparation of a data set: the one entry, room on the disk, checksums, progress."""
 
 import hashlib
-import importlib
 import shutil
 import sys
 import time
@@ -14,7 +13,7 @@ from common.config.schema import Loaded, RunConfig
 from common.data import manifest, shards
 from common.errors import UserError
 from common.files import locked
-from common.repository import relative_path, relative_paths_in
+from common.repository import benchmark_module, relative_path, relative_paths_in
 
 PRINT_EVERY_S = 10.0
 GIB = 2**30
@@ -167,7 +166,7 @@ def changed_records(benchmark: str, path: Path) -> str:
     part, _, number = path.stem.rpartition("-")
     if path.suffix != manifest.SHARD or not number.isdigit():
         return ""
-    opened = importlib.import_module(f"{benchmark}.data.shards").Shards
+    opened = benchmark_module(benchmark, "data.shards").Shards
     try:
         return shards.changed_records(opened(path.parent, part), int(number))
     except UserError:

@@ -5,7 +5,6 @@ counts while the manifest and the sizes and times of all files are the same; a c
 """
 
 import hashlib
-import importlib
 import json
 import shlex
 import sys
@@ -27,6 +26,7 @@ from common.evidence.recipes import flat
 from common.files import write_text
 from common.repository import (
     SIZES,
+    benchmark_module,
     configurations,
     data_folder,
     data_option,
@@ -229,7 +229,7 @@ def name_settings(settings: Mapping[str, Any]) -> str:
 
 
 def public_data(benchmark: str) -> ModuleType:
-    return importlib.import_module(f"{benchmark}.public_data")
+    return benchmark_module(benchmark, "public_data")
 
 
 def record_path(directory: Path) -> Path:

@@ -59,7 +59,7 @@ def test_bad_yaml_is_refused_with_file_and_line(text, message):
         ("max_duration=9999999999ba", "--set: max_duration: .*more than 1,000,000 evaluations"),
         ("schedule.warmup=99ep", "must be shorter"),
         ("schedule.milestones=[3ba, 4x]", r"schedule.milestones.1: .*write 4ep"),
-        ("methods.unpadd={}", "no such method; did you mean unpad"),
+        ("methods.unpadd={}", "no such method .*did you mean unpad"),
         ("methods.unpad.round=3", "unknown key; did you mean round_to"),
         ("methods=3", "methods: expected"),
         ("methods=all", "methods: expected"),
@@ -199,7 +199,14 @@ def test_a_file_outside_of_the_folder_is_a_file_and_has_no_values_for_size_mini(
         ("baseline\nmini: {schedule: {warmpu: 3ba}}", r"derived.yaml:2: schedule.warmpu: .*mean warmup"),
         ("baseline\nmini: 3", r"derived.yaml:2: mini: expected"),
         ("baseline\nmini: {extends: optimized}", r"derived.yaml:2: extends: unknown key"),
-        ("derived", "goes too deep"),
+        ("derived", r"derived.yaml:1: extends: goes too deep"),
+        ("basline", r"derived.yaml:1: extends: no such file .*did you mean baseline"),
+        ("[baseline]", r"derived.yaml:1: extends: expected one name"),
+        (
+            "baseline\nmethods: {alibi: true}",
+            r"derived.yaml:2: methods.alibi: .*`methods.alibi=\{\}` turns it on",
+        ),
+        ("", "optimizer.name: .*`extends: baseline`"),
         ("baseline\n# für", "language_bert/derived.yaml:2: .*UTF-8"),
     ],
 )
@@ -207,6 +214,17 @@ def test_a_fault_in_a_file_is_named_with_file_and_line(folder, content, message)
     (folder / "derived.yaml").write_text(f"extends: {content}\n", encoding="latin-1")
     with pytest.raises(UserError, match=message):
         bert(configuration="derived")
+
+
+@pytest.mark.parametrize("part", ["data.prepare", "mini.yaml"])
+def test_a_benchmark_without_one_of_its_files_is_a_mistake_that_names_the_file(folder, part):
+    for file in ("benchmark.py", "baseline.yaml", "__init__.py"):
+        (folder.parent / "third").mkdir(exist_ok=True)
+        (folder.parent / "third" / file).touch()
+    with pytest.raises(
+        UserError, match=f"third/{part.replace('data.prepare', 'data/prepare.py')}: no such file"
+    ):
+        (repository.read_title if part.endswith(".yaml") else repository.benchmark_module)("third", part)
 
 
 def test_a_file_is_utf_8_whatever_the_locale_says(folder):
