@@ -27,17 +27,19 @@ from image_classification.data.loader import (
     normalize,
     worker_batches,
 )
+from image_classification.data.nvjpeg import check_nvjpeg
 from image_classification.data.resident import (
     EvaluationCache,
     PixelMemory,
     check_budget,
+    choose_decoder,
     choose_stored_px,
     resident_batches,
-    uses_dali,
 )
 from image_classification.kernels.crop_resize import crop_resize, uses_triton
 from image_classification.model import build_resnet
 
+DECODERS = {"threads": "PIL", "dali": "nvidia.dali", "nvjpeg": "torchvision"}  # their packages
 MAX_FOLDER = 107 - len("/pymp-abcdefgh/listener-abcdefgh")  # a socket's path has 107 characters at most
 
 
@@ -56,8 +58,8 @@ class Benchmark(benchmark.Benchmark):
     def prepare_loader(self) -> None:
         """Crop resident pixels to each size, which compiles the kernel on a GPU.
 
-        Raises UserError where decoded images would not fit into memory, DALI is missing, or the path of the
-        temporary folder is too long for the sockets of worker processes.
+        Raises UserError where decoded images would not fit into memory, DALI is missing, nvJPEG does not
+        work, or the path of the temporary folder is too long for the sockets of worker processes.
         """
         data = self.data
         if data.loader == "workers" and len(folder := tempfile.gettempdir()) > MAX_FOLDER:
@@ -66,6 +68,8 @@ class Benchmark(benchmark.Benchmark):
         if "dali" in (data.loader, data.loader == "resident" and data.decoder):
             import_dali()
         if data.loader == "resident":
+            if data.decoder == "nvjpeg":
+                check_nvjpeg(self.device)
             check_budget(self.num_rank_images, data, self.pixel_memory)
             pixels = torch.zeros(1, data.stored_px, data.stored_px, 3, dtype=torch.uint8, device=self.device)
             box = torch.tensor([[0.0, 0.0, 1.0, 1.0]], device=self.device)
@@ -105,8 +109,8 @@ class Benchmark(benchmark.Benchmark):
         on_gpu = self.device.type == "cuda"
         backends = {}
         if self.config.data.loader == "resident":
-            is_dali = uses_dali(self.config.data.decoder, self.device)
-            backends["decoder"] = Backend("dali", "nvidia.dali") if is_dali else Backend("threads", "PIL")
+            decoder = choose_decoder(self.config.data.decoder, self.device)
+            backends["decoder"] = Backend(decoder, DECODERS[decoder])
             if self.config.data.stored_px_if_it_fits:
                 backends["stored pixels"] = Backend(f"{self.data.stored_px} px", "torch")
             backends["crops"] = TRITON if uses_triton(on_gpu) else Backend("matrix products", "torch")

@@ -9,7 +9,7 @@ from common.config.schema import DataConfig, Fraction, RunConfig, Strict
 from common.errors import UserError
 from image_classification import closed
 
-Decoder = Literal["auto", "threads", "dali"]
+Decoder = Literal["auto", "threads", "dali", "nvjpeg"]
 Where = Literal["device", "host"]
 SizePx = Annotated[int, Field(ge=32)]
 

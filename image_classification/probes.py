@@ -24,7 +24,7 @@ from common.training.registry import build_methods
 from common.training.step import DTYPES
 from image_classification.augmentation import augmentations
 from image_classification.benchmark import Benchmark, open_loader
-from image_classification.config import ImageDataConfig
+from image_classification.config import Decoder, ImageDataConfig
 from image_classification.data.dali import has_dali
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
@@ -264,7 +264,8 @@ def loader_parts(images: Images, data: ImageDataConfig, device: torch.device) ->
 def decoder_parts(images: Images, data: ImageDataConfig, device: torch.device) -> Iterator[Part]:
     """Yield what decodes resident images, in the first epoch of a run."""
     samples, stored_px, num_threads = np.arange(LOADER_BATCH), data.stored_px, data.num_workers
-    for name in ("threads", *["dali"] * has_dali()):
+    decoders: list[Decoder] = ["threads", *["nvjpeg"] * (device.type == "cuda"), *["dali"] * has_dali()]
+    for name in decoders:
         with open_decoder(
             name, images, stored_px, device=device, num_threads=num_threads, most=LOADER_BATCH
         ) as request:

@@ -5,8 +5,8 @@ DALI gets the crops of loader.py instead of drawing its own, so that every loade
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.machine import torch_build
-from image_classification.data.ahead import prefetch
+from image_classification.data.ahead import Decoded, Request, decode_behind, on_side_stream, prefetch
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 
@@ -58,7 +58,7 @@ def dali_batches(images: Images, settings: TrainSettings) -> Iterator[PixelBatch
 @contextmanager
 def dali_decoder(
     images: Images, stored_px: int, *, device: torch.device, num_threads: int, most: int
-) -> Iterator[Callable[[np.ndarray], Callable[[], tuple[Tensor, np.ndarray]]]]:
+) -> Iterator[Request]:
     """Open a decoder as `resident.open_decoder` does; pixels are on the device, a GPU decodes by nvJPEG.
 
     One thread of Python reads files, another runs the pipeline on what was read.
@@ -69,22 +69,16 @@ def dali_decoder(
         image = dali.fn.decoders.image(dali.fn.external_source(name="content"), **decoding)
         return dali.fn.resize(image, resize_x=stored_px, resize_y=stored_px, **resizing)
 
-    def decode_files(samples: np.ndarray, content: Future[list[np.ndarray]]) -> tuple[Tensor, np.ndarray]:
-        pixels = run_pipeline(pipeline, images, [samples], content=content.result())
+    def decode_files(samples: np.ndarray, content: list[np.ndarray]) -> Decoded:
+        pixels = run_pipeline(pipeline, images, [samples], content=content)
         return pixels, np.array([images.size(int(sample)) for sample in samples], np.int64)
 
-    def request(samples: np.ndarray) -> Callable[[], tuple[Tensor, np.ndarray]]:
-        content = reading.submit(read_files, images, samples)
-        return running.submit(decode_files, samples, content).result
-
     # what is fed comes out of the same run
-    with open_pipeline(dali, squash, most, num_threads, device, prefetch_queue_depth=1) as pipeline:
-        reading, running = (ThreadPoolExecutor(1, thread_name_prefix="decoding") for _ in range(2))
-        try:
-            yield request
-        finally:
-            running.shutdown(cancel_futures=True)
-            reading.shutdown(cancel_futures=True)
+    with (
+        open_pipeline(dali, squash, most, num_threads, device, prefetch_queue_depth=1) as pipeline,
+        decode_behind(partial(read_files, images), decode_files) as request,
+    ):
+        yield request
 
 
 @contextmanager
@@ -145,12 +139,7 @@ def run_pipeline(pipeline: Any, images: Images, waiting: Iterable[np.ndarray], *
         return torch.from_dlpack(pixels.as_tensor())
     # DALI writes into memory again once it is freed here, whatever torch's stream has yet to read of it.
     device = torch.device("cuda", pipeline.device_id)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        copied = torch.from_dlpack(pixels.as_tensor()).clone()
-    stream.synchronize()
-    copied.record_stream(torch.cuda.current_stream(device))
-    return copied
+    return on_side_stream(device, lambda: torch.from_dlpack(pixels.as_tensor()).clone())
 
 
 def read_files(images: Images, samples: np.ndarray) -> list[np.ndarray]:

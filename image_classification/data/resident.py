@@ -26,10 +26,11 @@ from common.errors import UserError
 from common.training.memory import USABLE, total_bytes
 from common.training.ranks import read_rank_info
 from image_classification.config import Decoder, ImageDataConfig, Where
-from image_classification.data.ahead import begin_ahead
+from image_classification.data.ahead import Decoded, Request, begin_ahead
 from image_classification.data.dali import dali_decoder, has_dali
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
+from image_classification.data.nvjpeg import nvjpeg_decoder
 from image_classification.kernels.crop_resize import crop_resize
 
 GIB = 2**30
@@ -39,15 +40,12 @@ LEAST_PX, ROUND_TO = 96, 16  # of a size that is proposed
 NUM_STEPS_AHEAD = 3  # being decoded while the training works on another
 EVALUATION_SHARE = 0.5  # of the memory that is left, at most, for the pixels of the evaluation
 
-Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
-Request = Callable[[np.ndarray], Callable[[], Decoded]]  # begins to decode samples (n,); the result waits
 
-
-def uses_dali(name: Decoder, device: torch.device) -> bool:
-    """Return whether DALI decodes: where it is asked for, else on a GPU where it is installed."""
-    if name != "auto" or device.type != "cuda":
-        return name == "dali"
-    return has_dali()
+def choose_decoder(name: Decoder, device: torch.device) -> Decoder:
+    """Replace `auto` by DALI on a GPU where it is installed, else by threads."""
+    if name != "auto":
+        return name
+    return "dali" if device.type == "cuda" and has_dali() else "threads"
 
 
 def open_decoder(
@@ -57,8 +55,11 @@ def open_decoder(
 
     Waiting for images raises UserError for one that cannot be decoded. Raises UserError without DALI.
     """
-    if uses_dali(name, device):
+    chosen = choose_decoder(name, device)
+    if chosen == "dali":
         return dali_decoder(images, stored_px, device=device, num_threads=num_threads, most=most)
+    if chosen == "nvjpeg":
+        return nvjpeg_decoder(images, stored_px, device=device)
     return thread_decoder(images, stored_px, device=device, num_threads=num_threads)
 
 

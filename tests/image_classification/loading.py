@@ -23,6 +23,7 @@ LOADERS = {
     "dali": {"loader": "dali"},
     "resident": {"loader": "resident", "decoder": "threads"},
     "resident, on the host": {"loader": "resident", "decoder": "threads", "stored_on": "host"},
+    "resident, by nvjpeg": {"loader": "resident", "decoder": "nvjpeg"},  # on a CPU by libjpeg
     "resident, by dali": {"loader": "resident", "decoder": "dali"},
 }
 

@@ -10,14 +10,16 @@ import torch
 from common.data import sampler
 from common.errors import UserError
 from common.training.ranks import RankInfo
+from image_classification.benchmark import Benchmark
 from image_classification.data import resident
 from image_classification.data.loader import PixelBatch
+from image_classification.data.nvjpeg import check_nvjpeg
 from image_classification.data.resident import (
     GIB,
     NUM_STEPS_AHEAD,
     EvaluationCache,
     PixelMemory,
-    uses_dali,
+    choose_decoder,
 )
 from tests.image_classification.loading import (
     BATCH_SIZE,
@@ -25,6 +27,7 @@ from tests.image_classification.loading import (
     NUM_IMAGES,
     STEPS_PER_EPOCH,
     CountedImages,
+    config_of,
     load,
     settings_of,
 )
@@ -63,11 +66,19 @@ def test_ranks_share_the_images_and_each_decodes_its_own_once(image_folder):
 def test_auto_is_dali_on_a_gpu_where_it_is_installed(monkeypatch):
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     monkeypatch.setattr(resident, "has_dali", lambda: True)
-    assert [uses_dali("auto", gpu), uses_dali("auto", cpu), uses_dali("dali", cpu)] == [True, False, True]
-    assert not uses_dali("threads", gpu)
+    assert [choose_decoder("auto", device) for device in (gpu, cpu)] == ["dali", "threads"]
+    assert [choose_decoder(name, gpu) for name in ("threads", "nvjpeg")] == ["threads", "nvjpeg"]
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    assert not uses_dali("auto", gpu)
+    assert choose_decoder("auto", gpu) == "threads"
+
+
+def test_nvjpeg_is_refused_before_the_run_where_there_is_no_gpu():
+    benchmark = Benchmark(
+        config_of("optimized", "mini", "data.loader=resident", "data.decoder=nvjpeg"), seed=0
+    )
+    with pytest.raises(UserError, match="data.decoder: nvjpeg needs a GPU; use threads or dali"):
+        benchmark.prepare_loader()
 
 
 def test_pixels_that_do_not_fit_are_refused(monkeypatch):
@@ -113,8 +124,10 @@ def test_an_evaluation_is_kept_if_it_fits(where, is_enough, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("where", ["device", "host"])
-@pytest.mark.parametrize("name", ["resident", "resident, by dali"])
+@pytest.mark.parametrize("name", ["resident", "resident, by dali", "resident, by nvjpeg"])
 def test_a_gpu_sees_the_same_crops(images, where, name):
+    if "nvjpeg" in name:
+        check_nvjpeg(torch.device("cuda"))
     on_gpu = load(images, name, device="cuda", stored_on=where)
     both = zip(on_gpu, load(images), strict=False)
     for batch, other in islice(both, 2 * STEPS_PER_EPOCH):
@@ -122,4 +135,4 @@ def test_a_gpu_sees_the_same_crops(images, where, name):
         if name == "resident":
             torch.testing.assert_close(batch.pixels.cpu(), other.pixels, rtol=0, atol=1e-4)
         errors = abs(batch.pixels.cpu() - other.pixels).mean() * 0.225 * 255
-        assert errors < 0.8  # levels: a GPU decodes about the same
+        assert errors < (2 if "nvjpeg" in name else 0.8)  # levels; nvJPEG does not interpolate colours

@@ -1,0 +1,98 @@
+"""nvJPEG by torchvision: a resident decoder on a GPU that needs no DALI.
+
+PIL decodes what nvJPEG does not: CMYK, and other formats that are named JPEG, as ImageNet has some. nvJPEG
+enlarges the colours without interpolation; PIL and DALI interpolate. Both squash with the same filter.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.io import ImageReadMode, decode_jpeg
+
+from common.errors import UserError, name_error
+from image_classification.data.ahead import Decoded, Request, decode_behind, on_side_stream
+from image_classification.data.images import Images, decode_bytes
+
+
+@contextmanager
+def nvjpeg_decoder(images: Images, stored_px: int, *, device: torch.device) -> Iterator[Request]:
+    """Open a decoder as `resident.open_decoder` does; pixels are on the device. On a CPU libjpeg decodes.
+
+    One thread of Python reads files, another decodes what was read.
+    """
+    # torchvision 0.29 announces that TorchCodec will replace its decoder; 0.26 to 0.29 have it
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+
+    def decode_files(samples: np.ndarray, files: list[bytes]) -> Decoded:
+        def squash_all() -> Tensor:
+            decoded = decode_batch(images, samples, files, device)
+            sizes[:] = [image.shape[1:] for image in decoded]
+            return torch.stack([squash(image, stored_px) for image in decoded])
+
+        sizes = np.zeros((len(samples), 2), np.int64)
+        return on_side_stream(device, squash_all), sizes
+
+    with decode_behind(
+        lambda samples: [images.jpeg(int(sample)) for sample in samples], decode_files
+    ) as request:
+        yield request
+
+
+def decode_batch(
+    images: Images, samples: np.ndarray, files: list[bytes], device: torch.device
+) -> list[Tensor]:
+    """Decode files to (3, height, width) uint8. Raises UserError for the first that cannot be decoded."""
+
+    def by_pil(number: int) -> Image.Image:
+        return decode_bytes(files[number], where=images.where(int(samples[number])))
+
+    fitting = [number for number, content in enumerate(files) if is_fitting(content)]
+    encoded = [torch.frombuffer(bytearray(files[number]), dtype=torch.uint8) for number in fitting]
+    decoded: dict[int, Tensor] = {}
+    try:
+        if encoded:
+            pixels = decode_jpeg(encoded, ImageReadMode.RGB, device)
+            decoded = dict(zip(fitting, pixels, strict=True))
+    except RuntimeError:  # it does not say of which file
+        for number in fitting:
+            by_pil(number)
+        raise
+    for number in sorted({*range(len(files))} - {*fitting}):
+        decoded[number] = torch.from_numpy(np.array(by_pil(number))).permute(2, 0, 1).to(device)
+    return [decoded[number] for number in range(len(files))]
+
+
+def is_fitting(content: bytes) -> bool:
+    try:
+        with Image.open(io.BytesIO(content)) as image:  # reads the header
+            return image.format == "JPEG" and image.mode in ("RGB", "L")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return False  # `decode` says why
+
+
+def squash(image: Tensor, stored_px: int) -> Tensor:
+    """Resize (3, height, width) uint8 to (stored_px, stored_px, 3) as PIL's bilinear filter does."""
+    resized = F.interpolate(image[None].float(), (stored_px, stored_px), mode="bilinear", antialias=True)
+    return resized[0].round_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0)
+
+
+def check_nvjpeg(device: torch.device) -> None:
+    """Decode a grey square. Raises UserError without a GPU, and where nvJPEG does not work on it."""
+    if device.type != "cuda":
+        raise UserError("nvjpeg needs a GPU", where="data.decoder", hint="use threads or dali")
+    file = io.BytesIO()
+    Image.new("RGB", (64, 64), "grey").save(file, "JPEG")
+    try:
+        decode_jpeg(
+            [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], ImageReadMode.RGB, device
+        )
+    except RuntimeError as error:
+        what = f"nvJPEG does not work here ({name_error(error, 200)})"
+        raise UserError(what, where="data.decoder", hint="use threads or dali") from error
