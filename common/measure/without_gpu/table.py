@@ -32,12 +32,19 @@ OPTIMIZER_FIGURES = {  # by optimizer: the beginning of their files' names, and 
     "lars": ("image_classification-baseline-optimizer.name-lars", "224 px"),
 }
 
-FUSIONS = {  # MB that an image no longer moves: as in published runs that fuse (published_rates.yaml)
-    "none, as it is": 0,
-    "statistics in their epilogues": 45,
-    "application in their prologues as well": 111,
+Saving = int | tuple[str, float]
+FUSED_PX = 224  # of published runs that fuse batch norm (published_rates.yaml)
+FUSIONS: dict[
+    str, dict[str, Saving]
+] = {  # by benchmark: MB at this size that an image no longer moves, or a share of a class of kernels
+    "image_classification": {
+        "": 0,
+        "batch norm's statistics in epilogues": 45,
+        "and its application in prologues": 111,
+    },
+    # GELU would not read what its product has just made, nor its gradient: 3 passes over memory of 5
+    "language_bert": {"": 0, "GELU and its gradient in epilogues": ("activation", 3 / 5)},
 }
-FUSED_PX = 224  # of these runs
 LEAST_SHARE = 0.02  # of the kernels of a traced step: smaller classes have no column
 EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 
@@ -230,21 +237,31 @@ def write_model() -> str:
 
 
 def write_fusions() -> str:
-    """Write what fusing batch norm with ResNet's convolutions could gain, if these stayed as fast."""
-    kept = read("image_classification").values()
-    optimized = [figures for by_name in kept for name, figures in by_name.items() if "+" not in name]
-    shape = SHAPES["image_classification"]
-    area = (int(shape.removesuffix(" px")) / FUSED_PX) ** 2
+    """Write what fusing more with convolutions and matrix products could gain, if these stayed as fast."""
     rows = []
-    for title, saved_mb in FUSIONS.items():
-        times: list[str] = []
-        for figures in optimized:
-            classes = figures["training"][shape]["classes"]
-            others_gb = sum(sums["gb"] for name, sums in classes.items() if name not in (*LIBRARY, OPTIMIZER))
-            row = {"elementwise": 1 - saved_mb / 1e3 * area * figures["batch_size"] / others_gb}
-            times += map(describe_step, gpu_model.predict_devices(figures, shape, row=row))
-        rows.append([title, *times])
-    return write_table(["batch norm in convolutions", *device_titles()], rows)
+    for benchmark, fusions in FUSIONS.items():
+        shape = SHAPES[benchmark]
+        for title, saving in fusions.items():
+            times = [
+                describe_step(step)
+                for by_name in read(benchmark).values()
+                for step in predict_fused(by_name[min(by_name, key=len)], shape, saving)  # no variant
+            ]
+            rows.append([title or f"{benchmark} `optimized`, as it is", *times])
+    return write_table(["fused with convolutions or products", *device_titles()], rows)
+
+
+def predict_fused(figures: Figures, shape: str, saving: Saving) -> list[Prediction]:
+    """Predict a step whose kernels outside of libraries and optimizer move less by `saving`, see FUSIONS."""
+    classes = figures["training"][shape]["classes"]
+    others_gb = sum(sums["gb"] for name, sums in classes.items() if name not in (*LIBRARY, OPTIMIZER))
+    if isinstance(saving, tuple):
+        name, share = saving
+        saved_gb = share * classes[name]["gb"]
+    else:
+        area = (int(shape.removesuffix(" px")) / FUSED_PX) ** 2 if saving else 0
+        saved_gb = saving / 1e3 * area * figures["batch_size"]
+    return gpu_model.predict_devices(figures, shape, row={"elementwise": 1 - saved_gb / others_gb})
 
 
 TABLES = {
