@@ -56,8 +56,10 @@ def prepare_digits(directory: Path, work: Path, config: Any) -> str:
 
     shutil.rmtree(work, ignore_errors=True)
     settings = write_digits(work / "data")
-    if settings != settings_of(config):
-        raise UserError(f"the embedded set has {settings}, not {settings_of(config)}", where="data")
+    for key, value in settings_of(config).items():
+        if settings.get(key) != value:
+            what = f"{value}, and the embedded data of size mini have {settings.get(key, 'no such setting')}"
+            raise UserError(what, where=key, hint="leave it out")
     return preparation.finish(directory, work, {"settings": settings})
 
 

@@ -8,10 +8,12 @@ import pytest
 from common.data import manifest
 from common.errors import UserError
 from image_classification.data.images import Record, decode, open_images, read_image
+from image_classification.data.prepare import prepare
 from tests.image_classification.imagenet import NUM_TRAIN, NUM_VALIDATION, config_for, prepared
 from tests.image_classification.loading import (
     STEPS_PER_EPOCH,
     CountedImages,
+    config_of,
     load,
     natural,
     smooth,
@@ -60,6 +62,14 @@ def test_whole_data_of_other_settings_are_not_replaced_but_damaged_ones_are(fold
     assert prepared(directory, None) == digest
     (directory / "train.index.npy").unlink()
     assert prepared(directory, folders, ENCODED) != digest
+
+
+def test_embedded_data_are_not_made_with_other_settings(tmp_path):
+    for setting, there in ((ENCODED, "no such setting"), ("data.num_train_samples=99", "1437")):
+        key, _, value = setting.partition("=")
+        with pytest.raises(UserError, match=f"{key}: {value}, and .* size mini have {there}; leave it out"):
+            prepare(tmp_path / "mini", config_of("baseline", "mini", setting))
+    assert not (tmp_path / "mini").exists()
 
 
 def test_a_stopped_preparation_goes_on_unless_the_size_differs(folders, tmp_path, monkeypatch, capsys):
