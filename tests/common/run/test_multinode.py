@@ -235,6 +235,9 @@ def test_one_allocation_checks_each_machine_and_then_makes_all_runs(tmp_path, al
     sealed = read_sealed(log.parent)
     assert sealed.seal.num_runs == 2
     assert [event.event for _, event in sealed.events] == ["started", "ended"] * 2  # never extended
+    again, _ = sbatch(allocation | {"RUNS": "2", "SIZE": "mini"}, "language_bert", *words)
+    assert again.returncode == 0 and "2 of 2 runs are there" in again.stdout, again.stderr
+    assert len(list(log.parent.glob("result_*.txt"))) == 2
 
 
 def test_a_fault_of_a_machine_stops_before_anything_is_timed(tmp_path, allocation):
