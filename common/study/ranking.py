@@ -2,9 +2,9 @@
 
 The best mean of many recipes is that of a lucky one, and the least spread that of a recipe whose runs lie
 close by luck. So a recipe has the spread of its own runs or, if it is larger, that of all recipes of its
-benchmark, size and kind of run; bounds are Bonferroni's for as many means, and a recipe is ranked by the
-worse of its own. One is shown to be better than another where their bounds are apart: in simulation two of
-20 equal recipes are so in less than 5 % of studies, also where spreads differ (SIMULATIONS.md).
+benchmark, size, target and kind of run; bounds are Bonferroni's for as many means, and a recipe is ranked by
+the worse of its own. One is shown to be better than another where their bounds are apart: in simulation two
+of 20 equal recipes are so in less than 5 % of studies, also where spreads differ (SIMULATIONS.md).
 """
 
 import math
@@ -15,7 +15,7 @@ from statistics import fmean
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA
 
-ALIKE = ("benchmark", "size", "kind", "trains_on")  # of the cells that are compared
+ALIKE = ("benchmark", "size", "target", "kind", "trains_on")  # of the cells that are compared
 Bounds = tuple[float, float]
 
 
@@ -52,7 +52,7 @@ def bound_cells(
 ) -> list[Bounds | None]:
     """Return the bounds of each cell; of its runs, by cell number, those with a value count.
 
-    Cells are compared within their benchmark, size and kind of run.
+    Cells are compared within their benchmark, size, target and kind of run.
     """
     groups: dict[object, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, value in zip(numbers, values, strict=True):

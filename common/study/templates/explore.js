@@ -40,6 +40,7 @@ for (const cell of cells) {
   const what = isNamed ? cell.name : isTurned ? cell.configuration : `${cell.configuration}: ${cell.name}`;
   cell.title = `${cell.study && cell.study + (cell.kind === "measured" ? "/" : ": ")}${what} on ${cell.hardware}${budget}`;
   cell.model = `${cell.benchmark} ${cell.size}${cell.proxy ? " (proxy)" : ""}`;
+  cell.task = cell.model + (cell.target === null ? "" : ` to ${cell.target}`); // as in a score, another target is another task
   const names = cell.methods.map((method) => DATA.methods[method]);
   cell.methodNames = names.join(", ");
   cell.text = [cell.folder, cell.title, cell.model, cell.methodNames, ...cell.lines].join("\n").toLowerCase();
@@ -246,8 +247,8 @@ let rates = new Map();
 function xOf(item) { return state.x === "cost" ? cost(item) : state.x === "samples" ? item.samples : item.minutes; }
 
 function chooseReference() {
-  const known = new Map(visible.map((run) => [run.cell.key, 0]));
-  const ofModel = allMeans.filter((item) => item.complete && item.cell.kind !== "predicted" && !item.cell.isElsewhere && known.has(item.cell.key));
+  const known = new Map(visible.map((run) => [run.cell.task, 0]));
+  const ofModel = allMeans.filter((item) => item.complete && item.cell.kind !== "predicted" && !item.cell.isElsewhere && known.has(item.cell.task));
   const named = ofModel.find((item) => item.cell.folder === state.baseline);
   const rank = (item) => [item.cell.kind === "measured", item.cell.configuration === DATA.reference, !item.cell.study, item.cell.budget === 1 || item.cell.budget === null, item.n];
   reference = named || ofModel.reduce((best, item) => {
@@ -258,8 +259,8 @@ function chooseReference() {
   }, null);
   const keys = [state.ends, state.clock, ...known.keys()].join();
   if (field("baseline").dataset.keys !== keys) {
-    const sorted = [...ofModel].sort((a, b) => collator.compare(a.cell.model + a.cell.title, b.cell.model + b.cell.title));
-    field("baseline").replaceChildren(...sorted.map((item) => el("option", { value: item.cell.folder }, `${item.cell.title}: ${item.cell.model}`)));
+    const sorted = [...ofModel].sort((a, b) => collator.compare(a.cell.task + a.cell.title, b.cell.task + b.cell.title));
+    field("baseline").replaceChildren(...sorted.map((item) => el("option", { value: item.cell.folder }, `${item.cell.title}: ${item.cell.task}`)));
     field("baseline").dataset.keys = keys;
   }
   field("baseline").value = reference ? reference.cell.folder : "";
@@ -341,7 +342,7 @@ function drawAnswers() {
   const list = $("answers");
   $("proxy").hidden = !reference || !reference.cell.proxy;
   if (!reference) { list.replaceChildren(el("li", {}, "No complete run is shown.")); return; }
-  const pool = means.filter((item) => item.complete && item.cell.kind !== "predicted" && item.cell.key === reference.cell.key);
+  const pool = means.filter((item) => item.complete && item.cell.kind !== "predicted" && item.cell.task === reference.cell.task);
   if (!pool.some((item) => item.cell === reference.cell)) pool.push(reference);
   const minutes = (item) => item.minutes, limit = limits();
   const answers = [
@@ -357,8 +358,8 @@ function drawAnswers() {
     const unpriced = new Set(pool.filter((item) => cost(item) === null).map((item) => item.cell.hardware));
     if (unpriced.size) answers.push(answer("Not compared by cost", null, `no $/h is known for ${[...unpriced].join(", ")}.`, ""));
   }
-  const keys = new Set(means.map((item) => item.cell.model));
-  if (keys.size > 1) answers.push(answer("Compared here", null, `${reference.cell.model} only, of ${[...keys].join(", ")}.`, ""));
+  const keys = new Set(means.map((item) => item.cell.task));
+  if (keys.size > 1) answers.push(answer("Compared here", null, `${reference.cell.task} only, of ${[...keys].join(", ")}.`, ""));
   list.replaceChildren(...answers);
 }
 
@@ -597,7 +598,7 @@ function axis(largest) {
 }
 
 function front(of) {
-  return [...grouped(of, (item) => item.cell.key).values()].map((same) => {
+  return [...grouped(of, (item) => item.cell.task).values()].map((same) => {
     let best = -Infinity;
     return same.sort((a, b) => xOf(a) - xOf(b) || b.quality - a.quality).filter((item) => item.quality > best && ((best = item.quality), true));
   });
@@ -689,7 +690,7 @@ function drawScatter(chart) {
   const x = (item) => (state.x === "cost" ? dollars(xOf(item)) : state.x === "samples" ? `${number(xOf(item))} samples` : time(xOf(item)));
   const told = fronts.map((members) => {
     const named = members.slice(0, 8).map((item) => `${item.cell.name}${item.isRun ? " " + item.file.replace(/\.txt$/, "") : ""} ${quality(item.quality)} for ${x(item)}`);
-    return `Pareto front of ${members[0].cell.model}: ${named.join("; ")}${members.length > 8 ? `; and ${members.length - 8} more` : ""}.`;
+    return `Pareto front of ${members[0].cell.task}: ${named.join("; ")}${members.length > 8 ? `; and ${members.length - 8} more` : ""}.`;
   });
   $("front").textContent = told.slice(0, 6).join(" ");
   chart.over.setAttribute("aria-label", `Scatter of ${drawn.length} points, quality against ${label}. ${told[0] || ""}`);
@@ -801,7 +802,7 @@ function sortItems() {
   const order = { timeSameQuality: [(i) => timeBound(i, 1)], costSameQuality: [(i) => { const bound = timeBound(i, 1); return bound === null || cost(i) === null ? null : cost(i) * bound / i.minutes; }] }[state.sortBy];
   const best = { qualitySameTime: (i) => i.minutes, qualitySameCost: cost }[state.sortBy];
   const bounds = reference ? limits() : null;
-  const isRanked = (i) => i.cell.kind !== "predicted" && i.cell.key === reference.cell.key;
+  const isRanked = (i) => i.cell.kind !== "predicted" && i.cell.task === reference.cell.task;
   let key, meets = null;
   if (order) {
     key = order[0];
@@ -952,7 +953,7 @@ function showDetails(item) {
   const isOfLogs = cell.kind === "measured", logs = el("p", {}, isOfLogs ? (item.isRun ? "Log: " : "Logs: ") : "Stated in: ");
   for (const run of item.isRun ? [item] : item.runs.slice(0, isOfLogs ? 50 : 1)) logs.append(el("a", { href: run.href }, isOfLogs ? run.file : decodeURI(run.href)), " ");
   parts.push(logs);
-  if (reference && isOfLogs && reference.cell.kind === "measured" && cell !== reference.cell && cell.key === reference.cell.key) {
+  if (reference && isOfLogs && reference.cell.kind === "measured" && cell !== reference.cell && cell.task === reference.cell.task) {
     const [there, here] = [new Set(reference.cell.lines), new Set(cell.lines)];
     const lines = [...reference.cell.lines.filter((line) => !here.has(line)).map((line) => `- ${line}`), ...cell.lines.filter((line) => !there.has(line)).map((line) => `+ ${line}`)];
     parts.push(el("h3", {}, `Differs from ${reference.cell.title}`), el("pre", { tabIndex: 0 }, lines.join("\n") || "in nothing that its log states"));

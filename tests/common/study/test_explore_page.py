@@ -180,6 +180,14 @@ def test_what_to_compare_with_changes_with_the_training(view):
     assert browser.evaluate("field('baseline').value") in after
 
 
+def test_another_target_is_another_task(view):
+    sets = [RESULTS / f"reference-2cpu-mini-{name}" for name in ("baseline", "closed")]
+    browser = view(data_of(*sets), "#model=bert")
+    answers = browser.evaluate("$('answers').innerText")
+    assert "as fast" not in answers and "bert mini (proxy) to 0.2 only" in answers
+    assert "closed" not in browser.evaluate("$('front').textContent").partition("to 0.72")[0]
+
+
 def test_keys_reach_points_runs_and_logs(view, committed):
     browser, canvas = view(committed, "#model=resnet&show=runs"), "charts.scatter.over"
     browser.evaluate(f"{canvas}.focus()")

@@ -27,11 +27,13 @@ def test_a_recipe_whose_runs_lie_close_by_luck_does_not_lead():
     assert max(bounds, key=lambda number: bounds[number][0]) in (1, 2)
 
 
-def test_cells_are_compared_within_their_benchmark_and_size():
+def test_cells_are_compared_within_their_benchmark_size_and_target():
     cells = [{"benchmark": name, "size": "mini"} for name in ("bert", "bert", "resnet")]
     values = [10.0, 11.0, 5.0, None, 7.0, 7.0, 8.0]
     bounds = bound_cells(cells, [0, 0, 1, 1, 2, 2, 2], values, bound_times)
     assert bounds[1] is None and bounds[0][0] < 10.5 < bounds[0][1] and bounds[2][0] < 7.3 < bounds[2][1]
+    other = [*cells, cells[0] | {"target": 0.72}]
+    assert bound_cells(other, [0, 0, 1, 1, 2, 2, 2, 3, 3], [*values, 90.0, 20.0], bound_times)[:3] == bounds
     assert bound_cells([], [], [], bound_times) == []
 
 
