@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from common.evidence.intervals import Estimate
 from common.evidence.log import RunSet
 from common.evidence.score import Score
-from common.evidence.text import number
+from common.evidence.text import number, target_beside
 
 PALETTE = ("#7d8590", "#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
@@ -49,7 +49,7 @@ def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
         return [
             as_svg(figure, "quality against time, one line a run"),
             as_svg(_factors(scores), "samples to target and samples per second"),
-            as_svg(_split(scores), "mean minutes of start-up, training, evaluation and overshoot"),
+            as_svg(_split(scores), "mean time of start-up, training, evaluation and overshoot"),
         ]
 
 
@@ -106,7 +106,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
     columns = figure.subplots(1, 2, sharey=True)
     factors = [entry.factors for entry in scores]
     for axes, title, estimates in (
-        (columns[0], "samples to the target", [f.samples if f else None for f in factors]),
+        (columns[0], "samples to the target, interpolated", [f.samples if f else None for f in factors]),
         (columns[1], "samples/s of training", [f.samples_per_s if f else None for f in factors]),
     ):
         values = [estimate.value if estimate else 0.0 for estimate in estimates]
@@ -116,7 +116,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
             range(len(scores)), values, xerr=errors, color=colours(scores), height=0.6, error_kw=style
         )
         axes.bar_label(bars, labels=[number(value) if value else "not logged" for value in values], padding=6)
-        axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=map(_name, scores))
+        axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=_names(scores))
         axes.margins(x=0.35)
         axes.spines["bottom"].set_visible(False)
     columns[0].invert_yaxis()
@@ -140,7 +140,7 @@ def _split(scores: Sequence[Score]) -> Figure:
         name = part.replace("startup", "start-up")
         axes.barh(range(len(scores)), widths, left=left, color=colour, height=0.6, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=map(_name, scores))
+    axes.set(xlabel=f"{label}, mean of the runs", yticks=range(len(scores)), yticklabels=_names(scores))
     axes.invert_yaxis()
     axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
     return figure
@@ -172,8 +172,8 @@ def unit_of(minutes: float) -> tuple[float, str]:
     return (1.0, "minutes") if minutes >= 5 else (60.0, "seconds")
 
 
-def _name(entry: Score) -> str:
-    return ascii_name(entry.configuration)
+def _names(scores: Sequence[Score]) -> list[str]:
+    return [ascii_name(entry.configuration + target_beside(entry, scores, " to")) for entry in scores]
 
 
 def ascii_name(text: str) -> str:

@@ -187,7 +187,7 @@ def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]
         "title": f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
         "is_proxy": first.is_proxy,
         "answers": answers(scores, faster),
-        "rows": [score_cells(entry, faster.get(entry.source)) for entry in scores],
+        "rows": [score_cells(entry, faster.get(entry.source), scores) for entry in scores],
         "plots": draw(run_sets, scores),
         "diffs": diffs,
     }

@@ -104,14 +104,17 @@ def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str]
         console.print(Text(line))
 
 
-def score_cells(score: Score, speedup: Speedup | None) -> dict[str, str]:
-    """Return the columns of a table row; a dash where the logs do not say."""
+def score_cells(score: Score, speedup: Speedup | None, beside: Sequence[Score] = ()) -> dict[str, str]:
+    """Return the columns of a table row; a dash where the logs do not say.
+
+    The label has the target where that of a score `beside` it in the table is another.
+    """
     share = score.evaluation_share
     return {
         "system": score.system,
         "runs": f"{score.num_converged} of {len(score.runs)}",
         "minutes": duration(score.minutes) if score.minutes else "no score",
-        "label": score.label,
+        "label": score.label + target_beside(score, beside, ", target"),
         "95 % interval": between(score.interval, "{:.3f}".format),
         "samples to target": number(score.samples_to_target) if score.samples_to_target else DASH,
         "samples/s": number(score.samples_per_s) if score.samples_per_s else DASH,
@@ -120,6 +123,12 @@ def score_cells(score: Score, speedup: Speedup | None) -> dict[str, str]:
         "speed-up": spread(speedup.ratio, speedup.interval, unit="x") if speedup else DASH,
         "runs could show": f"{speedup.detectable:.1%}" if speedup and speedup.detectable else DASH,
     }
+
+
+def target_beside(score: Score, beside: Sequence[Score], name: str) -> str:
+    """Return the target of a score after `name`; '' where it is unknown, or that of all `beside` it."""
+    is_alone = score.target < 1 and any(other.target != score.target for other in beside)
+    return f"{name} {score.target:g}" if is_alone else ""
 
 
 def score_title(score: Score) -> str:
@@ -133,7 +142,7 @@ def score_tables(scores: Sequence[Score], faster: Speedups) -> list[Table | str]
     """
     rows, terms = [], []
     for score in scores:
-        cells = score_cells(score, faster.get(score.source))
+        cells = score_cells(score, faster.get(score.source), scores)
         cells["system"] += "\n" + cells.pop("label").replace(", runs ", "\nruns ")
         rows.append(cells)
         if factors := score.factors:
@@ -160,10 +169,12 @@ def _fold(title: str, rows: Sequence[dict[str, str]]) -> Table:
 def compact_lines(scores: Sequence[Score], faster: Speedups, width: int) -> list[str]:
     """Return lines for one benchmark and size: each name and label, below them the figures in columns."""
     rows: list[Sequence[str]] = [COMPACT]
+    labels = []
     for score in scores:
-        cells = score_cells(score, faster.get(score.source))
+        cells = score_cells(score, faster.get(score.source), scores)
         ratio, _, limits = cells["speed-up"].partition(" (")
         limits = limits.rstrip(")") or DASH
+        labels.append(cells["label"])
         rows.append((cells["minutes"], cells["95 % interval"], ratio, limits, cells["runs"]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     header, *figures = (
@@ -173,6 +184,6 @@ def compact_lines(scores: Sequence[Score], faster: Speedups, width: int) -> list
     wrapper = textwrap.TextWrapper(
         width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
-    for score, line in zip(scores, figures, strict=True):
-        lines += [*wrapper.wrap(f"{score.system} ({score.label})"), line]
+    for score, label, line in zip(scores, labels, figures, strict=True):
+        lines += [*wrapper.wrap(f"{score.system} ({label})"), line]
     return lines

@@ -14,6 +14,7 @@ from common.evidence.plots import PALETTE, stand_alone
 from common.evidence.report import answers, render
 from common.evidence.rules.rule import edit
 from common.evidence.score import score, speedups
+from common.evidence.text import compact_lines
 from common.repository import ROOT
 from tests.browser import Browser
 from tests.command import one_line
@@ -95,6 +96,8 @@ def test_a_set_of_another_target_has_a_line_of_its_own_and_is_not_compared(golde
     assert answer.endswith("It is not compared with baseline, whose target is 0.9.")
     text = page(run_sets)
     assert "target 0.5 (closed)" in text and "target 0.9 (baseline)" in text
+    assert ">closed to 0.5</text>" in text and ", target 0.5</small>" in text
+    assert any(line.endswith(", target 0.5)") for line in compact_lines(scores, {}, 200))
 
 
 def test_the_answer_says_where_every_run_of_a_set_was_disturbed(golden, tmp_path):
