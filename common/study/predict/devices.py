@@ -262,6 +262,8 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
     recipe, more = choose_recipe(args, config)
     rows = predict(work, links, recipe, machines=machines, per_machine=per_machine, price=price)
     return rows, [
+        f"recipe: {config.benchmark} {config.configuration}, size {config.size}"
+        f"{', a proxy' if config.size == 'mini' else ''}",
         *assumptions,
         *more,
         f"links: {links.inside:g} GB/s inside a machine, {links.network:g} GB/s between machines, of which "
@@ -272,6 +274,7 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
 
 def describe(rows: Sequence[Row], assumptions: Sequence[str]) -> Iterator[str]:
     has_cost = rows[0]["cost"] is not None
+    yield "predicted from the rate of one device, not measured; --check-published says how wrong that can be"
     parts = "step ms  exchange ms  exposed ms"
     heads = f"machines devices  batch/device   {parts}    samples/s  efficiency    minutes"
     yield heads + "   cost, $" * has_cost

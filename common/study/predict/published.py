@@ -72,7 +72,7 @@ def as_json(checks: Sequence[Check]) -> str:
 
 def describe(checks: Sequence[Check]) -> Iterator[str]:
     yield (
-        f"benchmark submitter round  {'system':29} devices  each  measured on   predicted   published  ratio"
+        f"benchmark submitter round  {'system':29} devices batch  measured on   predicted   published  ratio"
     )
     row = (
         "{benchmark:9} {submitter:9} {round:6} {system:30}{devices:7} {each:5}  {measured_on:>11} "
@@ -81,6 +81,7 @@ def describe(checks: Sequence[Check]) -> Iterator[str]:
     yield from (row.format(**check, each=check["batch"] // check["devices"]) for check in checks)
     typical, largest = error_factors(check["ratio"] for check in checks)
     yield (
+        "batch: of one device; measured on: devices of the sets that the model took; predicted, published: "
         f"samples/s; {len(checks)} sets; the factor is {typical:.2f} on average (geometric), {largest:.2f} "
         "at most; above 1: predicted too fast, as where shares are small and launches bound the steps"
     )

@@ -75,7 +75,7 @@ def describe(record: Record) -> Iterator[str]:
     seeds = "unknown" if half is None else f"x{math.exp(half):.3f} either way, one more run by Student's t"
     missed = f", {samples['num_missed']} more missed the target" if samples["num_missed"] else ""
     shapes = ", ".join(f"{shape} {per_s:,.0f}/s" for shape, per_s in rates["per_s"].items())
-    yield f"{headline(record)}: {describe_minutes(record, ' to the target')}"
+    yield f"{headline(record)}: predicted {describe_minutes(record, ' to the target')}"
     yield (
         f"  training {record['training_s']:.1f} s, {record['num_evaluations']} evaluations "
         f"{record['evaluation_s']:.1f} s, start-up {record['startup_s']:.1f} s"
@@ -89,7 +89,11 @@ def describe(record: Record) -> Iterator[str]:
 def headline(record: Record) -> str:
     hardware = record["hardware"]
     on = hardware if hardware == ELSEWHERE else name_devices(hardware, record["devices"])
-    return f"{record['title']} on {on}"
+    return f"{title_of(record)} on {on}"
+
+
+def title_of(record: Record) -> str:
+    return f"{record['title']}{' (a proxy)' if record['config']['size'] == 'mini' else ''}"
 
 
 def describe_minutes(record: Record, end: str = "") -> str:
@@ -124,12 +128,21 @@ def describe_costs(record: Record, prices: Sequence[Price]) -> Iterator[str]:
             others.append(price.name)
             continue
         costs = [
-            "${dollars:.4g} {kind} (${low:.4g} to ${high:.4g})".format_map(row)
+            "{dollars} {kind} ({low} to {high})".format_map(
+                row | {name: dollars(row[name]) for name in ("dollars", "low", "high")}
+            )
             for row in list_costs(record, [price])
         ]
         yield f"  {TITLES.get(price.cloud, usual).format(price)}: {', '.join(costs)}"
     if others:
         yield f"  no cost without a rate there (--hardware, --measured): {', '.join(others)}"
+
+
+def dollars(amount: float) -> str:
+    """Return an amount in four digits, without an exponent."""
+    if amount >= 1000:
+        return f"${amount:,.0f}"
+    return f"${amount:.4g}" if amount >= 0.001 else f"${amount:.6f}"
 
 
 def reprice(kept: Sequence[Record], prices: Sequence[Price]) -> tuple[list[str], list[Record]]:
@@ -206,12 +219,13 @@ def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
         runs = later_runs(record, logs)
         scored += runs
         minutes = describe_minutes(record)
-        lines.append(f"{record['title']} on {record['system']}, {record['time']}: {minutes}")
+        lines.append(f"{title_of(record)} on {record['system']}, {record['time']}: {minutes}")
         lines += [f"  {describe_run(run)}" for run in runs] or ["  no run since"]
         row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
         rows.append(row | {"runs": runs})
     inside = sum(run["is_inside"] for run in scored)
     ratios = [run["ratio"] for run in scored if run["ratio"] is not None]
     typical = f"; wrong by a factor of {error_factors(ratios)[0]:.3f} on average" if ratios else ""
-    lines.append(f"{inside} of {len(scored)} runs lie inside the interval of their estimate{typical}")
+    if scored:
+        lines.append(f"{inside} of {len(scored)} runs lie inside the interval of their estimate{typical}")
     return lines, {"estimates": rows, "inside": inside, "runs": len(scored)}

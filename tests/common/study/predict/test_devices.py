@@ -75,7 +75,8 @@ def test_the_command_predicts_from_a_row_of_a_gpu_day(tmp_path):
 def test_devices_are_whole_machines():
     done = ttt_here("estimate", *BERT, "--scaling", "--devices", 16, "--price", 2)
     assert done.returncode == 0, done.stderr
-    rows = done.stdout.splitlines()[1:6]
+    title, _, *rows = done.stdout.splitlines()[:7]
+    assert title.startswith("predicted") and "not measured" in title
     assert [row.split()[:2] for row in rows] == [["1", "1"], ["1", "2"], ["1", "4"], ["1", "8"], ["2", "16"]]
     old = ttt_here("plan", *BERT, "--nodes", 2, "--price", 2)
     assert old.stdout == done.stdout and old.stderr == ""

@@ -111,7 +111,9 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     made = ttt_here("estimate", *MINI, *where, "--samples", 18000, "--price", "own=0.6", *results)
     assert made.returncode == 0, made.stderr
     seconds = 18000 / 1300 + 3 * 384 / 3 / 1300 + 3  # evaluated after 14,400, 16,000, 17,600 samples
-    assert f"{seconds:.1f} s to the target" in made.stdout
+    assert (
+        f"optimized mini (a proxy) on reference-2cpu: predicted {seconds:.1f} s to the target" in made.stdout
+    )
     assert "by the rate alone, seeds unknown" in made.stdout and "95 %" not in made.stdout
     assert f"own machine, $0.6 an hour: ${0.6 * seconds / 3600:.4g}" in made.stdout
     (path,) = tmp_path.glob(f"estimates/{SYSTEM}/language_bert_0.json")
@@ -133,9 +135,18 @@ def test_an_estimate_is_kept_repriced_and_scored(tmp_path):
     assert "Infinity" not in missed and '"minutes": null' in missed
     log.write_text(reached)
     text = ttt_here("estimate", "--score", *results).stdout
+    assert "optimized mini (a proxy) on" in text
     assert text.count("measured ") == len(LOGS) and f"of {len(LOGS)} runs lie inside the interval" in text
     path.write_text(json.dumps(record | {"time_ms": 0, "devices": 2}))  # no run had two
     assert json.loads(ttt_here("estimate", "--score", "--json", *results).stdout)["runs"] == 0
+
+
+def test_a_cost_has_no_exponent():
+    assert [records.dollars(cost) for cost in (3.9e-6, 0.0123, 12345.6)] == [
+        "$0.000004",
+        "$0.0123",
+        "$12,346",
+    ]
 
 
 def test_published_rates_and_samples_come_to_the_published_minutes_and_cost(tmp_path):
