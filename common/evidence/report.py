@@ -14,7 +14,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from common.evidence.audit import Audited, by_rule, summary
-from common.evidence.compare.claims import judge
+from common.evidence.compare.claims import VERDICTS, judge
+from common.evidence.compare.lines import figure_lines
 from common.evidence.compare.reported import Reported, load_reported
 from common.evidence.compare.reproduce import Reproduction, reproduce
 from common.evidence.ledger import Ledger
@@ -88,6 +89,8 @@ def render(
         compared=[
             comparison for entry, ours in checked if (comparison := _compare(entry.run_set, ours, published))
         ],
+        figure_lines=figure_lines,
+        verdicts=VERDICTS,
         claims=[claim for facts in published.values() for claim in judge(facts)],
         checked=checked,
         explorer=str(explorers[0]) if explorers else "",

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from common.evidence.compare.claims import VERDICTS, Judged
+from common.evidence.compare.claims import VERDICTS, Computed, Judged
 from common.evidence.compare.masked_accuracy import COUNTINGS
 from common.evidence.compare.rcp import ACCEPTED, REFUSED, SCALED, Convergence
+from common.evidence.compare.reported import Claim
 from common.evidence.compare.reproduce import (
     MEANING,
     REPRODUCED,
@@ -134,16 +135,21 @@ def claim_lines(judged: Judged) -> Iterator[str]:
     """Yield a claim, its figures with formula and files, and the verdict."""
     claim = judged.claim
     yield f'  "{claim.says}" ({claim.source}): {VERDICTS[judged.verdict]}'
-    form, unit = (percent, "") if claim.is_less_time else (TWO_DIGITS, "x")
     for computed in judged.computed:
-        limits = f" (95 % {between(computed.interval, form)})" if computed.interval else ""
-        yield f"    {form(computed.value)}{unit}{limits} = {computed.formula}"
-        if computed.without_evaluation:
-            ratio = f"{computed.without_evaluation:.2f}x"
-            yield f"      {ratio} with the second's evaluation left out; the first's is not logged apart"
+        yield from (f"    {line}" for line in figure_lines(claim, computed))
         yield f"      {computed.sources[0]} over {computed.sources[1]}"
     if judged.official_metric:
         yield f"    official metric: {judged.official_metric}"
+
+
+def figure_lines(claim: Claim, computed: Computed) -> Iterator[str]:
+    """Yield what a claim is by the runs, with its interval and formula, and what counting does to it."""
+    form, unit = (percent, "") if claim.is_less_time else (TWO_DIGITS, "x")
+    limits = f" (95 % {between(computed.interval, form)})" if computed.interval else ""
+    yield f"{form(computed.value)}{unit}{limits} = {computed.formula}"
+    if computed.without_evaluation:
+        ratio = f"{computed.without_evaluation:.2f}x"
+        yield f"  {ratio} with the second's evaluation left out; the first's is not logged apart"
 
 
 def reproduction_json(comparison: Reproduction) -> dict[str, object]:

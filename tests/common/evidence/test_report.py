@@ -45,6 +45,7 @@ def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(who
     for part in ("8xA100-mini-optimized", "unverified, proxy", "+  lr: 2.048", "python 3.11", "110.513"):
         assert part in whole
     assert "mini: a proxy" in whole
+    assert "17.1 % = 1 - " in whole and "2.71x (95 % 2.60 to 2.85) = " in whole and "1.59x with" in whole
 
 
 def test_the_page_loads_and_runs_nothing_follows_the_theme_and_is_the_same_again(two_sets, whole):
