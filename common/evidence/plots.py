@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import matplotlib
 import numpy as np
 from cycler import cycler
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from common.evidence.intervals import Estimate
-from common.evidence.log import RunSet
+from common.evidence.log import QUALITIES, RunSet
 from common.evidence.score import Score
 from common.evidence.text import number, target_beside
 
@@ -42,14 +42,15 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
 Content = TypeVar("Content")
 
 
-def draw(run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
+def draw(title: str, run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
+    """Return the pictures of one group; a screen reader hears its `title` before what each of them shows."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = new_figure(3.2)
+        figure, axes = new_figure(3.6)
         _plot_quality(axes, run_sets)
         return [
-            as_svg(figure, "quality against time, one line a run"),
-            as_svg(_factors(scores), "samples to target and samples per second"),
-            as_svg(_split(scores), "mean time of start-up, training, evaluation and overshoot"),
+            as_svg(figure, f"{title}: quality against time, one line a run"),
+            as_svg(_factors(scores), f"{title}: samples to target and samples per second"),
+            as_svg(_split(scores), f"{title}: mean time of start-up, training, evaluation and overshoot"),
         ]
 
 
@@ -96,9 +97,10 @@ def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
         if target < 1:
             of = f" ({', '.join(names)})" * (len(targets) > 1)
             axes.axhline(target, color=INK, lw=0.8, ls=style, label=f"target {target:g}{of}")
-    axes.set(xlabel=f"{label} since run_start", ylabel="quality", xlim=(0, None))
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, loc="best")
+    quality = QUALITIES.get(run_sets[0].lead.benchmark, "quality")
+    axes.set(xlabel=f"{label} since run_start", ylabel=quality, xlim=(0, None))
+    if axes.get_legend_handles_labels()[0]:  # below the axis, where no line crosses it
+        axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
 def _factors(scores: Sequence[Score]) -> Figure:
@@ -155,7 +157,7 @@ def as_svg(figure: Figure, description: str) -> Markup:
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})
     svg = stream.getvalue().replace(INK, "currentColor")
-    return Markup(f'<svg role="img" aria-label="{description}" ' + svg[svg.index("<svg") + 5 :])
+    return Markup(f'<svg role="img" aria-label="{escape(description)}" ' + svg[svg.index("<svg") + 5 :])
 
 
 def stand_alone(svg: Markup) -> Markup:

@@ -42,7 +42,7 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     groups: dict[str, list[RunSet]] = {}
     for run_set in sorted(run_sets, key=lambda run_set: run_set.lead.configuration != BASELINE):
         first = score(run_set)
-        groups.setdefault(f"{first.benchmark} on {first.hardware}", []).append(run_set)
+        groups.setdefault(_title(first) + " (a proxy)" * first.is_proxy, []).append(run_set)
     save_page(path, draw_quality(groups))
 
 
@@ -187,13 +187,17 @@ def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]
             names = ascii_name(first.configuration), ascii_name(other.configuration)
             diffs.append((" -> ".join(names), difference))
     return {
-        "title": f"{first.benchmark or 'unknown benchmark'} on {first.hardware}",
+        "title": _title(first),
         "is_proxy": first.is_proxy,
         "answers": answers(scores, faster),
         "rows": [score_cells(entry, faster.get(entry.source), scores) for entry in scores],
-        "plots": draw(run_sets, scores),
+        "plots": draw(_title(first), run_sets, scores),
         "diffs": diffs,
     }
+
+
+def _title(entry: Score) -> str:
+    return f"{entry.benchmark or 'unknown benchmark'} on {entry.hardware}"
 
 
 def _difference(before: Log, after: Log) -> str:

@@ -40,6 +40,8 @@ def pictures(text):
 
 def test_the_page_has_scores_plots_findings_differences_and_reported_numbers(whole):
     assert len(pictures(whole)) == whole.count("<svg ") == 3
+    spoken = re.findall('<svg role="img" aria-label="([^"]+)"', whole)
+    assert len({*spoken}) == 3 and all("8xA100-mini: " in words for words in spoken)
     first = whole.index("<strong>optimized is 1.9")
     assert first < whole.index("<svg ") < whole.index("<table")  # the answer, the picture beside it
     for part in ("8xA100-mini-optimized", "unverified, proxy", "+  lr: 2.048", "python 3.11", "110.513"):
