@@ -134,6 +134,12 @@ def contrast(one, other):
     return (lighter + 0.05) / (darker + 0.05)
 
 
+def test_errors_are_readable_in_both_themes_and_a_keyboard_scrolls_what_is_wide(whole):
+    on_white, on_black = re.findall(r"[.]error { color: (#[0-9a-f]{6})", whole)
+    assert contrast(on_white, "#ffffff") > 4.5 and contrast(on_black, "#121212") > 4.5  # WCAG's of text
+    assert whole.count('<div class="wide"') == whole.count('<div class="wide" tabindex="0"') > 3
+
+
 def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(whole):
     svg = pictures(whole)[0]
     assert "prefers-color-scheme" not in svg  # on a page its style would be the page's
