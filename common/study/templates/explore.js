@@ -313,6 +313,11 @@ function noRecipe(able, does) {
   return able.length ? `no recipe shown here ${does} in two runs${able.every(isWhole) ? "" : " and with all its runs"}.` : `no recipe shown here ${does}.`;
 }
 
+function limitsText(interval, text, bound) {
+  const own = interval ? `95 % by their own spread: ${text(interval[0])} to ${text(interval[1])}; ` : "";
+  return ` (${own}${bound} by the spread of all recipes, which holds for all of them at once)`;
+}
+
 function whatIsShown(found, bound) {
   if (bound(reference, 0) === null) return ` ${reference.cell.title} has a single run: no bounds.`;
   const isApart = bound(found, 1) < bound(reference, 0) || bound(reference, 1) < bound(found, 0);
@@ -325,8 +330,8 @@ function atSameQuality(question, better, pool, value, text, range, limit) {
   if (!found) return answer(`${question} (${quality(limit)} or more)`, null, noRecipe(able, "has it"), "");
   const same = found.cell === reference.cell, base = value(reference);
   const against = same ? " None is shown to be better." : ` ${reference.cell.title} takes ${text(base)} for ${quality(reference.quality)}: ${ratio(base / value(found))} ${better}.${whatIsShown(found, bound)}`;
-  const spread = `${range ? between(found.minutesRange, range) : ""}, at most ${text(bound(found, 1))} by a bound that holds for all recipes together`;
-  return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))}${spread} for ${quality(found.quality)}, ${runsText(found)}.${against}`);
+  const spread = limitsText(range && found.minutesRange, range, `at most ${text(bound(found, 1))}`);
+  return answer(`${question} (${quality(limit)} or more)`, found, found.cell.title, `: ${text(value(found))} for ${quality(found.quality)}, ${runsText(found)}${spread}.${against}`);
 }
 
 function atSameCost(question, pool, value, text, limit) {
@@ -334,8 +339,8 @@ function atSameCost(question, pool, value, text, limit) {
   if (!found) return answer(`${question} (at most ${text(limit)})`, null, noRecipe(able, "does it"), "");
   const same = found.cell === reference.cell, gain = (found.quality - reference.quality) * 100;
   const against = same ? " None is shown to be better." : ` ${reference.cell.title} has ${quality(reference.quality)}: ${gain >= 0 ? "+" : ""}${gain.toFixed(2)} points.${whatIsShown(found, qualityBound)}`;
-  const spread = `${between(found.qualityRange, quality)}, at least ${quality(qualityBound(found, 0))} by a bound that holds for all recipes together`;
-  return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)}${spread} for ${text(value(found))}, ${runsText(found)}.${against}`);
+  const spread = limitsText(found.qualityRange, quality, `at least ${quality(qualityBound(found, 0))}`);
+  return answer(`${question} (at most ${text(limit)})`, found, found.cell.title, `: ${quality(found.quality)} for ${text(value(found))}, ${runsText(found)}${spread}.${against}`);
 }
 
 function drawAnswers() {
