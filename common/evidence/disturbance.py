@@ -72,7 +72,9 @@ def summarize_disturbance(log: Log) -> str:
     lowered = log.last("threads_lowered")
     if lowered:
         number, step = lowered.value, lowered.metadata.get("step")
-        return f"other programs came: {number} thread(s) from step {step} on: this time is no measure"
+        return (
+            f"other programs came: threads lowered to {number} from step {step} on: this time is no measure"
+        )
     if not blocks:
         return ""
     of = f"{len(blocks)} of {counted(num_blocks, 'block')}"

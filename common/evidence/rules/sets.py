@@ -10,7 +10,7 @@ import numpy as np
 from common.evidence.disturbance import rates_of, slow_runs
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.recipes import Difference, differing_logs
-from common.evidence.records import TOKEN, finite, printable
+from common.evidence.records import TOKEN, counted, finite, printable
 from common.evidence.rules.quality import TOTALS
 from common.evidence.rules.rule import (
     Found,
@@ -182,7 +182,7 @@ def set_is_complete(logs: Sequence[Log]) -> Iterator[Found]:
     """A set has 5 runs (resnet) or 10 (bert)."""
     expected = NUM_RUNS.get(logs[0].benchmark)
     if expected and not is_of_study(logs[0]) and len(logs) != expected:
-        yield Found(0, f"{len(logs)} instead of {expected}", logs[0])
+        yield Found(0, f"{counted(len(logs), 'run')} instead of {expected}", logs[0])
 
 
 @rule("S407", "strict", SYSTEM, breaks=change_last(lambda lines: ["# commit: another", *lines]))
@@ -200,7 +200,7 @@ def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
     timed = [log for log in logs if not is_of_study(log)]
     failed = [log for log in timed if not log.is_converged]
     if len(failed) > 1 or (failed and failed == timed):
-        yield Found(0, f"{len(failed)} of {len(logs)} missed it", failed[-1])
+        yield Found(0, f"{len(failed)} of {counted(len(logs), 'run')} missed the target", failed[-1])
 
 
 @rule(

@@ -247,6 +247,6 @@ def the_number_of_threads_stays(log: Log) -> Iterator[Found]:
     first, asked = log.first("num_threads"), log.threads or 0
     number = finite(first.value) if first else None
     if first and number is not None and number < asked:
-        yield Found(first.line, f"{number:g}, of {asked} that the head of the log states")
+        yield Found(first.line, f"threads: {number:g}, of {asked} that the head of the log states")
     for event in log.events("threads_lowered"):
-        yield Found(event.line, f"{printable(event.value, 40)} from here on")
+        yield Found(event.line, f"threads: {printable(event.value, 40)} from here on")

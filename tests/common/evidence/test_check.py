@@ -156,7 +156,7 @@ def test_a_wrong_number_of_runs_is_named_by_both(published, tmp_path, number):
     path.unlink() if number == 9 else shutil.copy(path, folder / "result_10.txt")
     done = ttt("check", tmp_path)
     assert done.returncode == 1
-    assert f"S406 warning found: {number} instead of 10; rule: A set has 5 runs (resnet)" in done.stdout
+    assert f"S406 warning found: {number} runs instead of 10; rule: A set has 5 runs (resnet)" in done.stdout
     assert "official package checker 2.1.0: FAILED" in done.stdout
 
 
