@@ -54,7 +54,7 @@ COLUMNS = (  # of the tables that show everything
 SPEEDUP = (
     "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "
     "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "
-    "80 % probability at 5 %."
+    "80 % probability in a test at the 5 % level."
 )
 
 
