@@ -9,7 +9,7 @@ page's address, so a view can be shared.
 examples:
   ttt report --explore
   ttt report --explore results --out explore.html
-  ttt report --explore results/study/curves results/throughput
+  ttt report --explore results/study/sweep results/throughput
 """
 
 import argparse
