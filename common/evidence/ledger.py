@@ -16,7 +16,7 @@ from common.evidence.intervals import ALPHA, Estimate
 from common.evidence.log import MAX_BYTES
 from common.evidence.paths import find_files, label
 from common.evidence.records import read_bytes
-from common.evidence.text import DASH, spread_of
+from common.evidence.text import DASH, size_title, spread_of
 
 PATTERN = "*.ledger.json"
 SMALLEST_LOSS = 0.01  # of the base's time: less is not worth a warning
@@ -144,7 +144,8 @@ class Ledger(Strict):
 
     @property
     def title(self) -> str:
-        return f"{self.benchmark} {self.configuration} over {self.base}, {self.size}, {self.hardware}"
+        where = f"{size_title(self.size)}, {self.hardware}"
+        return f"{self.benchmark} {self.configuration} over {self.base}, {where}"
 
     @property
     def minutes(self) -> str:

@@ -131,6 +131,11 @@ def target_beside(score: Score, beside: Sequence[Score], name: str) -> str:
     return f"{name} {score.target:g}" if is_alone else ""
 
 
+def size_title(size: str) -> str:
+    """Return a size as it stands over figures: a proxy is called one."""
+    return f"{size} (a proxy)" if size == "mini" else size
+
+
 def score_title(score: Score) -> str:
     return f"{score.benchmark or 'unknown benchmark'}{', mini (proxy)' if score.is_proxy else ''}"
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from common.config.schema import RunConfig
 from common.errors import UserError
+from common.evidence.text import size_title
 from common.machine import system
 from common.measure import figures as files
 from common.measure import throughput
@@ -68,8 +69,9 @@ def bench(
         figures |= {"batch_size": first.config.global_batch_size, "peaks": asdict(peaks)}
         batch_sizes = dict.fromkeys(str(run.config.global_batch_size) for run in runs.values())
         console.print(
-            f"{system.hardware_name()}: {peaks.flops_per_s / 1e12:.2f} TFLOP/s in a {peaks.dtype} matrix "
-            f"product, {peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {', '.join(batch_sizes)} samples a step"
+            f"{config.benchmark} {size_title(config.size)} on {system.hardware_name()}: "
+            f"{peaks.flops_per_s / 1e12:.2f} TFLOP/s in a {peaks.dtype} matrix product, "
+            f"{peaks.bytes_per_s / 1e9:.0f} GB/s in a copy; {', '.join(batch_sizes)} samples a step"
         )
         measured = throughput.measure(
             runs, peaks, memory, seconds=seconds, shapes=shapes, report=console.print
@@ -144,6 +146,6 @@ def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = N
     return (
         f"  {rate.shape:>10}  {rate.configuration:24} {rate.samples_per_s:9.1f} {samples_name}/s"
         f"{predicted}{tokens}"
-        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.2f} TFLOP/s, "
+        f" {rate.step_ms:8.2f} ms {rate.flops_per_s / 1e12:7.3g} TFLOP/s, "
         f"{rate.flops_share:.0%} of the matrix product{traffic}{memory}"
     )

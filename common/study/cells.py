@@ -24,7 +24,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY
 from common.evidence.records import counted
-from common.evidence.text import make_table, open_console
+from common.evidence.text import make_table, open_console, size_title
 from common.machine import system
 from common.machine.preflight import preflight
 from common.processes import output_to_stderr
@@ -64,6 +64,10 @@ class Study:
     first_seed: int = 1
     num_evaluations: int = 6  # of a run
     results: Path = WORKSPACE / "results"
+
+    @property
+    def title(self) -> str:
+        return f"{self.benchmark} {size_title(self.size)}"
 
     @property
     def folder(self) -> Path:

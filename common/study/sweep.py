@@ -87,7 +87,7 @@ def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float
     return replace(answers, codes=list_codes(logs))
 
 
-def draw(answers: Answers, quality_name: str) -> Markup:
+def draw(answers: Answers, quality_name: str, title: str) -> Markup:
     """Return an SVG file of the curves with the intervals of their points; up and left is better."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(3.6)
@@ -118,12 +118,13 @@ def draw(answers: Answers, quality_name: str) -> Markup:
             there_and_back: Any = (lambda time: time * rate, lambda cost: cost / rate)
             cost_axis = axes.secondary_xaxis("top", functions=there_and_back)
             cost_axis.set_xlabel(f"dollars, at {price:g} an hour")
+        axes.set_title(f"{title}, 95 % intervals")
         axes.legend(frameon=False, loc="lower right")
         about = "quality against training time, one curve a configuration, one point a budget"
         return stand_alone(as_svg(figure, about))
 
 
-def show(answers: Answers, quality_name: str) -> None:
+def show(answers: Answers, quality_name: str, title: str) -> None:
     console = open_console(TABLE_WIDTH)
     names = [curve.configuration for curve in answers.curves]
     rows = [
@@ -140,8 +141,8 @@ def show(answers: Answers, quality_name: str) -> None:
         for point in curve.points
     ]
     columns = ["configuration", "budget", "runs", "samples", "seconds", "dollars", quality_name]
-    title = f"{quality_name} at the end of each budget"
-    console.print(make_table(title, columns, rows, left=columns[:1]))
+    heading = f"{title}: {quality_name} at the end of each budget"
+    console.print(make_table(heading, columns, rows, left=columns[:1]))
     rows = [
         [
             f"{level.quality:.4f}" + " (target)" * (level.quality == answers.target),

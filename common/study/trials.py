@@ -122,7 +122,7 @@ def list_changes(study: Study, cell: Cell) -> Iterator[str]:
     yield from (setting for setting in cell.settings if not key_of(setting).startswith(NOT_OF_RECIPE))
 
 
-def show(trials: Mapping[str, Sequence[Trial]]) -> None:
+def show(trials: Mapping[str, Sequence[Trial]], title: str) -> None:
     console = open_console(TABLE_WIDTH)
     columns = ["configuration", "settings", "missed", "minutes", "samples"]
     rows = [
@@ -131,8 +131,8 @@ def show(trials: Mapping[str, Sequence[Trial]]) -> None:
         for trial in some
     ]
     counts = ", ".join(f"{name}: {len(some)}" for name, some in trials.items())
-    title = f"trials, the best first ({counts}; one with missing runs is not shown)"
-    console.print(make_table(title, columns, rows, left=columns[:2]))
+    heading = f"{title}: trials, the best first ({counts}; one with missing runs is not shown)"
+    console.print(make_table(heading, columns, rows, left=columns[:2]))
     for line in describe_best(trials):
         console.print(line, markup=False)
 

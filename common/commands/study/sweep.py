@@ -70,14 +70,15 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
         raise UserError(what, hint="without --answers they are made")
     if args.trials:
         ranked = trials.rank_trials(study, logs)
-        trials.show(ranked)
+        trials.show(ranked, study.title)
         paths = [*trials.save(study, ranked)]
     else:
         answers = sweep.compare_curves(study, logs, args.price)
         if answers is None:
             return code, None
         quality_name = benchmark_module(args.benchmark).Benchmark.names.quality
-        sweep.show(answers, quality_name)
-        paths = [*save_with_picture(study.report, answers, sweep.draw(answers, quality_name))]
+        sweep.show(answers, quality_name, study.title)
+        picture = sweep.draw(answers, quality_name, study.title)
+        paths = [*save_with_picture(study.report, answers, picture)]
     print(*cells.describe_codes(logs), *(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
     return code, paths[0]

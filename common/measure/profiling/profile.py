@@ -24,6 +24,8 @@ from common import repository
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import UserError
+from common.evidence.records import counted
+from common.evidence.text import size_title
 from common.machine import system
 from common.measure.clock import interleave, measure_peaks, time_call
 from common.measure.device_run import of_all_devices, open_run
@@ -220,8 +222,9 @@ def profile(
     with distributed.process_group(rank_info), open_run(loaded.config, rank_info) as run:
         config, samples_name = run.config, run.benchmark.names.samples
         console.print(
-            f"{config.benchmark} {config.configuration} {config.size} on {system.hardware_name()}: "
-            f"{config.global_batch_size} {samples_name} a step, {rank_info.world_size} rank(s)"
+            f"{config.benchmark} {config.configuration} {size_title(config.size)} on "
+            f"{system.hardware_name()}: {config.global_batch_size} {samples_name} a step, "
+            f"{counted(rank_info.world_size, 'rank')}"
         )
         run.benchmark.prepare_loader()
         profiler = Profiler(run, load, num_turns=num_turns, delay_s=delay_ms / 1e3)

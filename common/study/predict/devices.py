@@ -11,6 +11,7 @@ from common.arguments import whole_number
 from common.config.duration import FORWARD, evaluation_seconds
 from common.config.schema import RunConfig
 from common.errors import UserError
+from common.evidence.text import size_title
 from common.measure import scaling
 from common.measure.device_run import NUM_DEVICES
 from common.measure.scaling import FORMULA, Links, Work
@@ -262,8 +263,7 @@ def predict_scaling(args: argparse.Namespace, price: Price | None) -> tuple[list
     recipe, more = choose_recipe(args, config)
     rows = predict(work, links, recipe, machines=machines, per_machine=per_machine, price=price)
     return rows, [
-        f"recipe: {config.benchmark} {config.configuration}, size {config.size}"
-        f"{', a proxy' if config.size == 'mini' else ''}",
+        f"recipe: {config.benchmark} {config.configuration} {size_title(config.size)}",
         *assumptions,
         *more,
         f"links: {links.inside:g} GB/s inside a machine, {links.network:g} GB/s between machines, of which "

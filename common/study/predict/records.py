@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.evidence.intervals import error_factors
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY, find_logs
+from common.evidence.text import size_title
 from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
@@ -93,7 +94,8 @@ def headline(record: Record) -> str:
 
 
 def title_of(record: Record) -> str:
-    return f"{record['title']}{' (a proxy)' if record['config']['size'] == 'mini' else ''}"
+    size = record["config"]["size"]
+    return f"{record['title'].removesuffix(size)}{size_title(size)}"
 
 
 def describe_minutes(record: Record, end: str = "") -> str:

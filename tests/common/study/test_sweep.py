@@ -111,9 +111,9 @@ def test_the_committed_curves_are_drawn_from_their_logs_for_light_and_dark(bench
     study, logs = committed(benchmark)
     answers, name = compare_curves(study, logs, None), mlperf_name(benchmark)
     kept = (SWEEP / f"{name}-mini.svg").read_text()
-    drawn = str(draw(answers, benchmark_module(benchmark).Benchmark.names.quality))
+    drawn = str(draw(answers, benchmark_module(benchmark).Benchmark.names.quality, study.title))
     assert re.sub("Matplotlib v.*", "", kept) == re.sub("Matplotlib v.*", "", drawn)
-    assert "(prefers-color-scheme: dark)" in kept
+    assert "(prefers-color-scheme: dark)" in kept and f"{benchmark} mini (a proxy), 95 % intervals" in kept
     assert all("fill: currentColor" in text for text in re.findall("<text [^>]*>", kept))
     assert json.loads((SWEEP / f"{name}-mini.json").read_text()) == json.loads(json.dumps(asdict(answers)))
     late = compare_curves(study, logs | {"baseline-0.15": []}, None)  # the first one stays the reference
