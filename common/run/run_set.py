@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from common.config.schema import Loaded
+from common.evidence.text import size_title
 from common.training import ranks
 
 REPLAY = "replay"  # a cell whose result nobody keeps: its path is not printed
@@ -48,7 +49,7 @@ class RunSet:
     @property
     def title(self) -> str:
         config = self.loaded.config
-        return f"{config.benchmark} {self.cell or config.configuration} {config.size}"
+        return f"{config.benchmark} {self.cell or config.configuration} {size_title(config.size)}"
 
     @property
     def world_size(self) -> int:
