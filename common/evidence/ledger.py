@@ -236,6 +236,8 @@ def unless_shown(tests: Mapping[str, EffectTest], name: str) -> str:
         return ""
     if test.detectable is None:
         return ", not shown"
+    if not test.detectable:
+        return ", equal in every run"
     could = f"{100 * test.detectable:.1f} points" if name == "quality" else f"{1 + test.detectable:.2f}x"
     return f", not shown ({could} could be)"
 

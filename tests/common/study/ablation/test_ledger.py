@@ -160,6 +160,8 @@ def test_an_effect_is_shown_after_holms_correction_or_beside_it_stands_what_coul
     assert unless_shown({"quality": EffectTest(p_value=0.2, detectable=0.012)}, "quality").endswith(
         "(1.2 points could be)"
     )
+    equal = {"samples": EffectTest(p_value=1, detectable=0.0)}
+    assert unless_shown(equal, "samples") == ", equal in every run"
     one = rows(made())["b"].alone.tests
     assert one.keys() == {"throughput"}  # one run a state has no spread
 
