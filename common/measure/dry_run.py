@@ -130,13 +130,17 @@ def describe_rank(benchmark: Benchmark) -> list[str]:
         f"activations of {benchmark.micro_batch_sizes[0]:,} samples": activations,
         "decoded data": probes_of(benchmark).resident_bytes / GIGA,
     }
-    listed = ", ".join(f"{name} {value:.2f}" for name, value in parts.items() if value)
+    listed = ", ".join(f"{name} {value:.3g}" for name, value in parts.items() if value)
     dtype = "bfloat16" if config.gradient_compression == "bf16" else "float32"
     exchanged = f"{parameters * BYTES[dtype] / GIGA:.2f} GB of {dtype} gradients exchanged a step"
     return [
         f"ranks: {num_ranks}, "
-        + (f"one set up in a group without the others; {exchanged}" if num_ranks > 1 else "set up"),
-        f"memory: {sum(parts.values()):.2f} GB on each rank for {parameters:,} parameters ({listed}), "
+        + (
+            f"one set up in a group without the others; {exchanged}"
+            if num_ranks > 1
+            else "its model and optimizer were set up"
+        ),
+        f"memory: {sum(parts.values()):.2f} GB on each rank for {parameters:,} parameters (in GB: {listed}), "
         "and what kernels take for themselves"
         + (f"; counted without {', '.join(left_out)}" if left_out else ""),
     ]

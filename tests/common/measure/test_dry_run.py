@@ -57,4 +57,7 @@ def test_a_dry_run_shows_the_folder_that_is_read(named, read):
 def test_a_dry_run_of_the_full_size_needs_no_data(benchmark, steps, parameters):
     done = ttt("run", benchmark, "optimized", "--size", "full", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert f"#   steps: {steps} samples" in done.stdout and f"for {parameters} parameters" in done.stdout
+    assert (
+        f"#   steps: {steps} samples" in done.stdout
+        and f"for {parameters} parameters (in GB: " in done.stdout
+    )
