@@ -154,8 +154,16 @@ def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speed
             listed = " or ".join(f"{target:g}" for target in sorted(targets))
             of = f"with {BASELINE}, whose target is {listed}"
             return f"{name} reaches its own target, {entry.target:g}, in {minutes}. It is not compared {of}."
-        missing = "" if name == BASELINE else f" There is no one score of {BASELINE} to compare it with."
-        return f"{name} reaches the target in {minutes}.{missing}"
+        at = f", {entry.target:g}," if entry.target < 1 else ""
+        if name == BASELINE:
+            return f"{name} reaches the target{at} in {minutes}."
+        is_alone = all(score.configuration != BASELINE for score in scores)
+        why = (
+            f"no {BASELINE} was scored on this hardware"
+            if is_alone
+            else f"no single {BASELINE} lies beside it"
+        )
+        return f"{name} reaches the target{at} in {minutes}. It is not compared: {why}."
     num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:

@@ -97,6 +97,8 @@ def test_a_set_of_another_target_has_a_line_of_its_own_and_is_not_compared(golde
     (answer,) = answers(scores, speedups(scores))
     assert answer.startswith("closed reaches its own target, 0.5, in ") and "minutes (" in answer
     assert answer.endswith("It is not compared with baseline, whose target is 0.9.")
+    (alone,) = answers([entry for entry in scores if entry.configuration == "closed"], {})
+    assert alone.startswith("closed reaches the target, 0.5, in ") and "no baseline was scored" in alone
     text = page(run_sets)
     assert "target 0.5 (closed)" in text and "target 0.9 (baseline)" in text
     assert ">closed to 0.5</text>" in text and ", target 0.5</small>" in text
