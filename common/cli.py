@@ -185,6 +185,16 @@ def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(words)
 
 
+def choose_examples(text: str, start: str) -> str:
+    """Leave out the examples of other parts from the docstring of a module that several parts share."""
+    prose, title, examples = text.partition("examples:\n")
+    lines = [
+        line for line in examples.splitlines() if line.startswith(start) or not line.startswith("  ttt ")
+    ]
+    has_one = any(line.startswith(start) for line in lines)
+    return prose + title + "\n".join(lines) if has_one else text
+
+
 def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
     """Return the parser of a verb or a part of it, and its module; None where a part has to be chosen."""
     module = PARTS[verb][part].module if part else f"{FOLDERS.get(verb, '')}{verb}"
@@ -200,7 +210,9 @@ def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
     parser = Parser(
         prog=f"ttt {verb} {part}".rstrip(),
         usage=None if command else f"ttt {verb} PART ...",
-        description=command.__doc__ if command else f"{COMMANDS[verb]}.".capitalize(),
+        description=choose_examples(command.__doc__ or "", f"  ttt {verb} {part}".rstrip())
+        if command
+        else f"{COMMANDS[verb]}.".capitalize(),
         formatter_class=Formatter,
         epilog=epilog,
     )

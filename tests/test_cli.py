@@ -158,3 +158,13 @@ def test_help_that_nobody_reads_is_lost_output():
     process.stdout.close()
     assert process.wait(60) == 141 and process.stderr.read() == ""
     process.stderr.close()
+
+
+def test_the_help_of_a_part_has_only_its_examples():
+    parser, _ = cli.make_parser("data", "fetch")
+    assert (
+        "ttt data fetch language_bert" in parser.description and "ttt data verify" not in parser.description
+    )
+    for verb in ("data", "list"):
+        parser, command = cli.make_parser(verb, "")
+        assert parser.description.strip() == command.__doc__.strip()
