@@ -119,6 +119,14 @@ def test_each_row_states_its_batch_and_the_option_comes_before_the_name(tmp_path
         assert [batch_of(figures, rate["configuration"]) for rate in figures["rates"]] == batches
 
 
+def test_a_configuration_with_a_shape_that_no_other_has_is_timed_there(tmp_path, capsys):
+    words = ["bench", "language_bert", "baseline", "closed", "--size", "mini", "--batch-size", "4", "--json"]
+    assert dispatch([*words, "--no-parts", "--seconds", "0.01", "--results", str(tmp_path)]) == 0
+    rates = json.loads(capsys.readouterr().out)["rates"]
+    shapes = [(rate["configuration"], rate["shape"]) for rate in rates]
+    assert shapes == [("baseline", "160 tokens"), ("closed", "64 tokens")]
+
+
 def test_logging_is_a_share_of_a_step(capsys):
     words = ["bench", "language_bert", "optimized", "--size", "mini", "--batch-size", "4", "--logging"]
     dispatch([*words, "--json"])  # on a busy machine it may be above its limit
