@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,10 +61,11 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor of nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: map_tensors(item, function) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(item, function) for item in value)
+        items = (map_tensors(item, function) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
@@ -80,13 +81,15 @@ def optimize(
 
     `loader` yields (inputs, targets), `loss` takes (model(inputs), targets), `optimizer` takes parameters.
     The search works on copies; the model is changed in the end, its weights are not. Raises UserError for a
-    loader that can be read only once, which the search would use up.
+    loader that yields no pairs, or that can be read only once, which the search would use up; and the error
+    of the first step where the unchanged model cannot be trained so.
     """
     bench = ModelBench(model=model, loader=loader, loss=loss, make_optimizer=optimizer)
     with torch.random.fork_rng(), restore_generators(loader):
         if iter(loader) is loader:
             hint = "pass what it iterates over"
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
+        bench.take_first_step()
         search = Search(bench, seconds=seconds, report=lambda tried: None).run(bench.changes())
     return replace(bench.assemble(search.state, model), kept=search.state, report=table(search))
 
@@ -150,6 +153,14 @@ class ModelBench:
     @cached_property
     def read(self) -> list[Any]:
         return first_batches(self.loader)
+
+    def take_first_step(self) -> None:
+        """Train an unchanged copy for one step. Raises its error, or UserError where batches are no pairs."""
+        if not all(isinstance(batch, tuple | list) and len(batch) == 2 for batch in self.read or [None]):
+            hint = "wrap it, so that it yields them"
+            raise UserError("the loader does not yield pairs (inputs, targets)", where="optimize", hint=hint)
+        tuned = self.copy_model(())
+        take_step(tuned, self.loss, next(iter(replace(tuned.loader, batches=self.read))))
 
     def trace(self, state: State, *, is_exact: bool) -> Trace:
         """Return the first steps; raises Refused where worker processes draw other batches."""
@@ -234,7 +245,7 @@ def equal_tensors(one: Any, other: Any) -> bool:
     """Compare the tensors of nested tuples, lists and mappings."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
-    if isinstance(one, dict):
+    if isinstance(one, Mapping):
         return all(equal_tensors(one[key], other[key]) for key in one)
     if isinstance(one, tuple | list):
         return all(map(equal_tensors, one, other))

@@ -1,5 +1,7 @@
 """The search for speed-ups on a model and a loader of one's own."""
 
+from collections import UserDict, namedtuple
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.errors import UserError
 from common.study.tuning.tune import Refused, Search
-from common.study.tuning.tune_model import ModelBench, optimize, with_workers
+from common.study.tuning.tune_model import ModelBench, map_tensors, optimize, with_workers
 
 
 def convolutional():
@@ -83,3 +85,22 @@ def test_a_loader_that_is_used_up_by_reading_is_refused():
     batches = (batch for batch in [(torch.ones(2, 3), torch.ones(2, 1))])
     with pytest.raises(UserError, match="only once"):
         optimize(nn.Linear(3, 1), batches, nn.MSELoss(), torch.optim.AdamW)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "word"),
+    [
+        (None, UserError, "pairs"),
+        ({"x": torch.ones(2, 3), "y": torch.zeros(2).long()}, UserError, "pairs"),
+        ((torch.ones(2, 3), torch.zeros(2).long()), RuntimeError, "shapes"),
+    ],
+)
+def test_a_model_that_the_batches_do_not_fit_is_an_error_before_the_search(batch, error, word):
+    with pytest.raises(error, match=word):
+        optimize(nn.Linear(4, 2), [batch] if batch else [], nn.CrossEntropyLoss(), torch.optim.AdamW)
+
+
+def test_named_tuples_and_mappings_keep_their_names_on_the_way_to_the_device():
+    pair = namedtuple("Pair", "left right")(torch.zeros(2), UserDict(ids=torch.zeros(3)))
+    mapped = map_tensors(pair, lambda value: value + 1)
+    assert mapped.left.sum() == 2 and mapped.right["ids"].sum() == 3
