@@ -135,12 +135,16 @@ def spread_positions(model: Any, scale: float) -> None:
 class PackedBert(nn.Module):
     """The parameters of a Hugging Face BERT, under their names, computed on T packed tokens.
 
-    Raises UserError for a model with dropout: packing would change which random numbers meet which token.
+    Raises UserError for another model, and for one with dropout: packing would change which random numbers
+    meet which token.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        config = model.config
+        config = getattr(model, "config", None)
+        if not (hasattr(model, "bert") and hasattr(model, "cls")) or getattr(config, "is_decoder", False):
+            hint = "it takes BertForMaskedLM or BertForPreTraining of transformers, with is_decoder=False"
+            raise UserError(f"{type(model).__name__} cannot be packed", where="unpad", hint=hint)
         if config.hidden_dropout_prob or config.attention_probs_dropout_prob:
             raise UserError("the packed encoder has no dropout", where="model.dropout", hint="set it to 0")
         self.config = config

@@ -32,7 +32,7 @@ from common.config.schema import Strict
 from common.training.method import Loss, Method
 from language_bert.data.batches import IGNORED
 from language_bert.kernels.cross_entropy import cross_entropy_gradient_
-from language_bert.methods.unpad import UnpaddedBert, require_packed
+from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed
 from language_bert.model import PackedBert, Predictions, next_sentence_loss
 
 ROUND_VOCAB_TO = 64
@@ -99,6 +99,7 @@ def chunk_head(model: UnpaddedBert, chunk_tokens: int = 4096) -> None:
     In training the model then returns the input of the product with the vocabulary, (M, D), in place of
     logits.
     """
+    check_packed(model, "chunk_head", has_sparse_head=True)
     model.transform_only = True
     model.training_loss = partial(chunked_loss, chunk_tokens=chunk_tokens)
 

@@ -23,7 +23,7 @@ from torch import nn
 from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
-from language_bert.methods.unpad import require_packed
+from language_bert.methods.unpad import check_packed, require_packed
 from language_bert.model import PackedBert, call, embed, encoder_layer
 
 PIECES = {"embed": embed, "layer": encoder_layer, "head": call}
@@ -42,6 +42,7 @@ def compile_layers(
     The pieces stay whole under DDP, in the whole process: it still all-reduces layer by layer, and a cut
     where a bucket ends would undo fusions. A copy of the model, such as an average, uses them too.
     """
+    check_packed(model, "compile_layers")
     torch._dynamo.config.optimize_ddp = False
     arguments = {"fullgraph": True} | compile_options(mode, backend, options)
     model.compiled = {name: torch.compile(piece, **arguments) for name, piece in PIECES.items()}

@@ -49,7 +49,7 @@ from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
 from language_bert.kernels.quantize import GRADIENTS, Quantized, quantize
-from language_bert.methods.unpad import require_packed, resolve_rounding
+from language_bert.methods.unpad import check_packed, require_packed, resolve_rounding
 from language_bert.model import PackedBert, autocast_dtype, feed_forward
 
 VALUES = torch.float8_e4m3fn
@@ -255,6 +255,7 @@ def use_fp8(model: Packed) -> Packed:
 
     Raises UserError for sizes that are no multiples of 16.
     """
+    check_packed(model, "use_fp8")
     layers = nn.ModuleList(list(model.bert.encoder.layer)[:-1])
     linears = [
         (owner, name, child)

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from common.training.method import Method
-from language_bert.methods.unpad import require_packed
+from language_bert.methods.unpad import check_packed, require_packed
 from language_bert.model import PackedBert
 
 
 @torch.no_grad()
 def fuse_qkv(model: PackedBert) -> int:
     """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns their number."""
+    check_packed(model, "fuse_qkv")
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
         parts = [attention.query, attention.key, attention.value]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from common.training.method import Batch, Method, Progress
-from language_bert.methods.unpad import UnpaddedBert, require_packed, resolve_rounding
+from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed, resolve_rounding
 from language_bert.model import PackedBert
 
 
@@ -44,6 +44,7 @@ def arguments_for(model: PackedBert, batch: Batch) -> dict[str, Any]:
 
 def compute_needed_tokens(model: UnpaddedBert) -> None:
     """Limit the last layer to what the heads read, in place; call it after `read_masked_tokens`."""
+    check_packed(model, "compute_needed_tokens", has_sparse_head=True)
     model.packing.append(lambda batch: keep_needed(batch, **arguments_for(model, batch)))
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from common.config.schema import CountOrAuto, Strict
 from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
-from language_bert.methods.unpad import UnpaddedBert, require_packed, resolve_rounding
+from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed, resolve_rounding
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -38,6 +38,7 @@ def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
 
 def read_masked_tokens(model: UnpaddedBert, round_to: int = 1) -> None:
     """Limit the head to masked tokens, in place; the logits are then (M, V)."""
+    check_packed(model, "read_masked_tokens")
     model.masked_tokens_only, model.masked_round_to = True, round_to
     model.packing.append(partial(keep_masked, round_to=round_to))
 

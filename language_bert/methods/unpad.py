@@ -112,8 +112,12 @@ class UnpaddedBert(PackedBert):
     ) -> Unpadded:
         """Return the loss, next-sentence loss included where the model has that head, logits and labels.
 
-        Raises UserError for a batch without a masked token, whose mean loss is undefined.
+        Raises UserError for tensors of unequal shapes, and for a batch without a masked token, whose mean
+        loss is undefined.
         """
+        if not input_ids.shape == attention_mask.shape == labels.shape:
+            shapes = f"{[*input_ids.shape]}, {[*attention_mask.shape]}, {[*labels.shape]}"
+            raise UserError(f"input_ids, attention_mask, labels: expected one shape, not {shapes}")
         device = self.cls.predictions.decoder.weight.device
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
@@ -138,6 +142,16 @@ class UnpaddedBert(PackedBert):
 def unpad(model: Any, round_to: int = 1) -> UnpaddedBert:
     """Return a model with the same parameters and inputs that computes real tokens only."""
     return UnpaddedBert(model, round_to)
+
+
+def check_packed(model: nn.Module, function: str, *, has_sparse_head: bool = False) -> None:
+    """Raise UserError unless the model comes from `unpad` (and has been through `read_masked_tokens`)."""
+    if not isinstance(model, PackedBert):
+        hint = f"model = unpad(model) comes before {function}(model)"
+        raise UserError(f"{type(model).__name__} is not packed", where=function, hint=hint)
+    if has_sparse_head and not model.masked_tokens_only:
+        hint = f"read_masked_tokens(model) comes before {function}(model)"
+        raise UserError("the head computes all tokens", where=function, hint=hint)
 
 
 def require_packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:

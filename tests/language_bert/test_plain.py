@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 
 from common.errors import UserError
 from language_bert.methods.chunked_head import chunk_head
 from language_bert.methods.compile_layers import compile_layers
+from language_bert.methods.fp8 import use_fp8
 from language_bert.methods.fused_qkv import fuse_qkv
 from language_bert.methods.last_layer_subset import compute_needed_tokens
 from language_bert.methods.sparse_head import read_masked_tokens
@@ -83,3 +85,23 @@ def test_dropout_is_refused():
     model.config.hidden_dropout_prob = 0.1
     with pytest.raises(UserError, match="no dropout"):
         unpad(model)
+
+
+@pytest.mark.parametrize("step", [*STEPS, use_fp8], ids=lambda step: step.__name__)
+def test_a_step_on_a_model_that_is_not_packed_is_refused(step):
+    with pytest.raises(UserError, match="BertForMaskedLM is not packed; model = unpad"):
+        step(make_model(False))
+
+
+@pytest.mark.parametrize("step", [compute_needed_tokens, chunk_head])
+def test_a_step_that_needs_a_sparse_head_says_so(step):
+    with pytest.raises(UserError, match="read_masked_tokens"):
+        step(packed(False, []))
+
+
+def test_other_models_and_tensors_of_unequal_shapes_are_refused():
+    with pytest.raises(UserError, match="Linear cannot be packed"):
+        unpad(nn.Linear(2, 2))
+    batch = tensors(False)
+    with pytest.raises(UserError, match="one shape"):
+        packed(False, [])(**batch | {"attention_mask": batch["attention_mask"][:, :5]})
