@@ -32,7 +32,7 @@ LIMIT = 0.005  # of a step
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark", "configurations", "--size", "--batch-size", "--micro-batch-size")
-    sizes = "image sizes in pixels; default: all"
+    sizes = "image sizes in pixels, lengths in tokens; default: all"
     parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help=sizes)
     parser.add_argument("--no-parts", action="store_true", help="leave out the pieces of a step")
     each_time = "for each configuration and shape"

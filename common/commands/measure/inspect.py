@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     else:
         add_shared(parser, "--batch-size", "--micro-batch-size")
     if part in ("graphs", "kernels"):
-        sizes = "image sizes in pixels; default: all"
+        sizes = "image sizes in pixels, lengths in tokens; default: all"
         parser.add_argument("--shapes", nargs="+", default=[], metavar="SHAPE", help=sizes)
     if part == "kernels":
         parser.add_argument("--trace", type=Path, metavar="FILE", help="keep the last Chrome trace")
