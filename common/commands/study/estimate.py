@@ -80,7 +80,8 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(priced) if args.json else "\n".join(lines))
     elif args.configuration is None:
         hint = f"ttt estimate BENCHMARK CONFIGURATION, of {list_benchmarks()}"
-        raise UserError("no benchmark and configuration were given", hint=hint)
+        lacking = "no configuration was" if args.benchmark else "no benchmark and configuration were"
+        raise UserError(f"{lacking} given", hint=hint)
     elif args.scaling:
         rows, assumptions = devices.predict_scaling(args, prices[0] if args.price else None)
         if args.json:

@@ -67,7 +67,10 @@ def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
     if args.devices is not None:
         machines, rest = divmod(args.devices, per_machine)
         if rest or args.nodes is not None:
-            raise UserError(f"--devices {args.devices}: expected whole machines of {per_machine}, no --nodes")
+            if args.nodes is not None:
+                raise UserError("--devices and --nodes exclude each other", hint="--nodes N --gpus N")
+            expected = f"expected whole machines of {per_machine} devices"
+            raise UserError(f"--devices {args.devices}: {expected}", hint="or --gpus N, devices of a machine")
     if machines * per_machine > MAX_DEVICES:
         raise UserError(f"--nodes {machines} --gpus {per_machine}: expected 1 to {MAX_DEVICES} devices")
     return machines, per_machine
@@ -76,7 +79,8 @@ def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
 def choose_links(args: argparse.Namespace) -> Links:
     """Return the links that the options describe. Raises UserError for impossible ones."""
     if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):
-        raise UserError("--link-share and --overlap are fractions")
+        shares = f"--link-share {args.link_share:g}, --overlap {args.overlap:g}"
+        raise UserError(f"{shares}: expected shares of at most 1, such as 0.9")
     if min(args.latency_us, args.startup_s or 0.0) < 0:
         raise UserError("--latency-us and --startup-s must be positive")
     return Links(

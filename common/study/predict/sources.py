@@ -57,8 +57,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object, or the figures of a row of systems/gpu_day.sh. Raises UserError for others."""
     try:
         figures = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"no figures ({error})", where=str(path)) from error
+    except OSError as error:
+        raise UserError(f"no figures ({error.strerror})", where=str(path)) from error
+    except ValueError as error:
+        raise UserError(f"no figures (not JSON: {error})", where=str(path)) from error
     if isinstance(figures, dict) and {"stage", "figures"} <= figures.keys():
         figures = figures["figures"]
     if not isinstance(figures, dict):
@@ -76,8 +78,8 @@ def read_bench(path: Path, probes: "Probes", name: str) -> tuple[dict[str, Any],
         figures = read_json(path)
         of = figures["benchmark"], figures["size"]
         figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]
-    except (UserError, LookupError, TypeError) as error:
-        raise UserError(f"no figures of `ttt bench` ({error})", where=str(path)) from error
+    except (LookupError, TypeError) as error:
+        raise UserError("no figures of `ttt bench`", where=str(path)) from error
     if of != (config.benchmark, config.size):
         wanted = f"{config.benchmark} {config.size}"
         raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
