@@ -33,6 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Fraction, RunConfig, Strict
+from common.errors import UserError
 from common.training.method import Batch, Method, Progress, split_gradual
 from common.training.registry import refuse_compiled
 from language_bert.data.batches import IGNORED
@@ -66,8 +67,10 @@ def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> 
     `truncate` keeps the first places, and tensors (batch,). `segment` makes rows of all places, the last of a
     sequence padded; it drops rows of padding alone, by `attention_mask`, and tensors (batch,), which describe
     whole sequences. The same object is returned for a batch that is short enough, and for one that would lose
-    all `labels`, over which the loss is a mean.
+    all `labels`, over which the loss is a mean. Raises UserError for another word than these two.
     """
+    if how not in ("truncate", "segment"):
+        raise UserError(f"unknown way '{how}'", where="shorten", hint="truncate or segment")
     if length >= batch["input_ids"].shape[1]:
         return batch
     rows = {name: x for name, x in batch.items() if x.ndim > 1}

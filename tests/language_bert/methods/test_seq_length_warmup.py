@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from common.errors import UserError
 from common.measure.device_run import build
 from common.training.method import Batch, Progress
 from common.training.registry import build_methods
@@ -31,6 +32,11 @@ def test_truncation_keeps_the_first_places_of_every_row():
     short = shorten(tensors, 8)
     assert all(short[name].equal(tensors[name][:, :8]) for name in (*batch.inputs, "labels"))
     assert short["next_sentence_label"].equal(batch.targets["next_sentence_label"])
+
+
+def test_an_unknown_way_to_shorten_is_refused():
+    with pytest.raises(UserError, match="unknown way 'segments'"):
+        shorten({}, 8, "segments")
 
 
 @pytest.mark.parametrize("length", range(8, MAX_LENGTH + 8, 8))
