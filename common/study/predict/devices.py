@@ -135,14 +135,25 @@ def check_divisible(batch: int, devices: int) -> None:
 
 
 def compare_with_one(
-    config: RunConfig, per_s: float, links: Links, *, machines: int, per_machine: int
+    args: argparse.Namespace,
+    config: RunConfig,
+    per_s: float,
+    links: Links,
+    *,
+    machines: int,
+    per_machine: int,
 ) -> tuple[float, str]:
-    """Return the time of a step on all devices over that on one of rate `per_s`, and what this assumes."""
+    """Return the time of a step on all devices over that on one, and what this assumes.
+
+    One has the rates of `--measured` and `--bench`, else `per_s`.
+    """
     batch, devices = config.global_batch_size, machines * per_machine
     if devices == 1:
         return 1.0, "one device"
     share = max(1, batch // NUM_DEVICES) if config.size == "full" else batch
-    work, assumptions = build_work(config, [(share, share / per_s)])
+    is_given = args.measured or args.bench
+    points, bytes_per_s = measured_points(args, config) if is_given else ([(share, share / per_s)], None)
+    work, assumptions = build_work(config, points, bytes_per_s)
     check_divisible(batch, devices)
     one = scaling.step(work, links, machines=1, per_machine=1, batch=batch)
     together = scaling.step(work, links, machines=machines, per_machine=per_machine, batch=batch)
@@ -159,7 +170,7 @@ def measured_points(
     points = [(batch, batch / per_s) for batch, per_s in map(sources.parse_measured, args.measured)]
     bytes_per_s = []
     for path in args.bench:
-        figures, rates = sources.read_bench(path, probes, config.configuration)
+        figures, rates = sources.read_bench(path, probes, sources.full_name(args, config))
         bytes_per_s.append(figures["peaks"]["bytes_per_s"])
         points.append((figures["batch_size"], figures["batch_size"] * rates.sample_s(probes.shape_shares())))
     return points, max(bytes_per_s, default=None)

@@ -46,13 +46,14 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     rates = sources.choose_rates(args, probes)
     per_s = samples.typical / training_seconds(phases, batch, samples.typical, rates)
     slower, scaling = devices.compare_with_one(
-        config, per_s, links, machines=machines, per_machine=per_machine
+        args, config, per_s, links, machines=machines, per_machine=per_machine
     )
     estimated = estimate_run(
         config, phases, rates=rates, samples=samples, slower=slower, devices=machines * per_machine
     )
     hardware, name = system.hardware_name(), system.system_id(config)
-    if args.hardware or args.measured:
+    is_elsewhere = args.measured or any(path.resolve().parent.name != hardware for path in args.bench)
+    if args.hardware or is_elsewhere:
         hardware = args.hardware or ELSEWHERE
         name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{args.configuration}"
     return estimated | {

@@ -280,14 +280,18 @@ def choose_samples(
     return chosen
 
 
+def full_name(args: argparse.Namespace, config: RunConfig) -> str:
+    changes = [setting for setting in args.set if not setting.startswith("submission.")]
+    return "+".join([config.configuration, *changes])
+
+
 def choose_rates(args: argparse.Namespace, probes: "Probes") -> Rates:
     """Return the rates of one device: as given, of figures, or measured now.
 
     Raises UserError where a hardware is named that has no figures.
     """
     config: RunConfig = probes.config
-    changes = [setting for setting in args.set if not setting.startswith("submission.")]
-    name = "+".join([config.configuration, *changes])
+    name = full_name(args, config)
     if args.measured:
         _, per_s = parse_measured(args.measured[-1])
         return Rates(

@@ -70,6 +70,12 @@ def test_the_command_predicts_from_a_row_of_a_gpu_day(tmp_path):
     done = ttt_here("estimate", *named, "--hardware", "1xH200")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rates"]["per_s"] == {"512 tokens": per_s}
+    record, scaled = (
+        json.loads(ttt_here("estimate", *named, "--devices", 8, *more).stdout) for more in ([], ["--scaling"])
+    )
+    assert record["hardware"] == "elsewhere"  # the row lies in no folder of this machine
+    assert f"8 devices at {scaled['rows'][-1]['efficiency']:.0%}" in record["scaling"]
+    assert record["scaling"].endswith(scaled["assumptions"][1])
 
 
 def test_devices_are_whole_machines():
