@@ -148,11 +148,11 @@ def repository_path(name: str) -> Path:
 
 
 def whole_number(low: int, high: int) -> Callable[[str], int]:
-    """Make the `type` of an argument: a number from `low` to `high`."""
+    """Make the `type` of an argument: a whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
         if not text.isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a number from {low} to {high}")
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {low} to {high}")
         return int(text)
 
     return parse

@@ -131,7 +131,7 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
         (["baseline", "baseline"], "--steps compares one with itself"),
         (["baseline", "optimized", "--margin", "0"], "'0' is not a positive number"),
         (["baseline", "optimized", "--quality-margin", "nan"], "'nan' is not a positive number"),
-        (["baseline", "optimized", "--max-runs", "0"], "'0' is not a number from 1"),
+        (["baseline", "optimized", "--max-runs", "0"], "'0' is not a whole number from 1"),
         (["baseline", "optimized", "--measures", "speed"], "invalid choice: 'speed'"),
         (
             ["baseline", "optimized", "--study", "a b"],
