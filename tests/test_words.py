@@ -46,7 +46,6 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["bench", "resnet", "fast"], "known: baseline"),
         (["bench", "bert", "baseline+bogus=1", *MINI], "unknown key"),
         (["bench", "bert", "--batch-size", "0", *MINI], "must be positive"),
-        (["bench", "bert", "baseline", "baseline+data.max_seq_length=64", *MINI], "at 160 tokens and"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
