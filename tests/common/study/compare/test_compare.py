@@ -127,25 +127,21 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["baseline", "fast"], "unknown configuration 'fast'"),
-        (["baseline", "baseline"], "--steps compares one with itself"),
-        (["baseline", "optimized", "--margin", "0"], "'0' is not a positive number"),
-        (["baseline", "optimized", "--quality-margin", "nan"], "'nan' is not a positive number"),
-        (["baseline", "optimized", "--max-runs", "0"], "'0' is not a whole number from 1"),
-        (["baseline", "optimized", "--measures", "speed"], "invalid choice: 'speed'"),
-        (
-            ["baseline", "optimized", "--study", "a b"],
-            "'a b' cannot name a study; a name has 1 to 64",
-        ),
-        (["baseline", "optimized", "--study", ".."], "'..' cannot name a study"),
-        (["baseline", "optimized", "--steps", "--measures", "time"], "--steps compares throughput alone"),
-        (["baseline", "optimized", "--set", "targt=0.1"], "target?"),
-        (["baseline"], "the following arguments are required: B"),
+        ("baseline fast", "unknown configuration 'fast'"),
+        ("baseline baseline", "--steps compares one with itself"),
+        ("baseline optimized --margin 0", "'0' is not a positive number"),
+        ("baseline optimized --quality-margin nan", "'nan' is not a positive number"),
+        ("baseline optimized --max-runs 0", "'0' is not a whole number from 1"),
+        ("baseline optimized --measures speed", "invalid choice: 'speed'"),
+        ("baseline optimized --study a%b", "'a%b' cannot name a study"),
+        ("baseline optimized --study ..", "'..' cannot name a study"),
+        ("baseline optimized --steps --measures time", "--steps compares throughput alone"),
+        ("baseline optimized --set targt=0.1", "target?"),
+        ("baseline", "the following arguments are required: B"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_answered_with_one_line(tmp_path, words, message):
-    assert message in one_line(ttt_here("compare", "bert", *words, *MINI, "--results", tmp_path))
+    assert message in one_line(ttt_here("compare", "bert", *words.split(), *MINI, "--results", tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
