@@ -74,13 +74,6 @@ def test_csv_replaces_a_run_whose_name_a_spreadsheet_would_compute(results, tmp_
     assert made[0] == made[1] and READERS["csv"](tmp_path / "out")  # both files name a run alike
 
 
-def test_a_table_of_somebody_else_is_left_as_it_is(both, tmp_path):
-    (tmp_path / "runs.csv").write_text("name,score\nmine,1\n")
-    done = ttt_here("export", both / "results", "--to", "csv", "--out", tmp_path)
-    assert done.returncode == 2 and "choose another --out" in done.stderr
-    assert (tmp_path / "runs.csv").read_text() == "name,score\nmine,1\n"
-
-
 def test_mlflow_has_parameters_tags_and_how_a_run_ended(results, tmp_path, to_export):
     folder, path, whole = results
     to_export(folder, tmp_path / "out", "mlflow")

@@ -87,6 +87,7 @@ def test_ctrl_c_ends_following_with_130_and_what_was_written_is_whole(results, t
 
 
 FOREIGN = {"not UTF-8": b"\xff", "a huge cell": b"run,start\n" + b"a" * 200_000, "no run": b"run,start\n,1\n"}
+FOREIGN |= {"other columns": b"name,score\n"}
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
