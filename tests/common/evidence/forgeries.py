@@ -38,11 +38,6 @@ def changed(rng, logs, change, chosen=None):
     return Forged({n: change(lines) if n in numbers else lines for n, lines in enumerate(logs)})
 
 
-def change_one(rng, logs, change):
-    number = rng.randrange(len(logs))
-    return Forged({n: change(lines) if n == number else lines for n, lines in enumerate(logs)})
-
-
 def events(lines, key):
     return [record_of(line) for line in lines if has_key(line, key)]
 
@@ -221,7 +216,7 @@ def the_total_changes(rng, logs):
         correct = min(round(record["value"] * total) + 1, total - 1)
         return {"value": correct / total, "correct": correct, "total": total}
 
-    return change_one(rng, logs, edit_all("eval_accuracy", smaller))
+    return changed(rng, logs, edit_all("eval_accuracy", smaller), rng.sample(range(len(logs)), 1))
 
 
 def evaluations_are_shortened(rng, logs):
@@ -269,7 +264,7 @@ def the_machine_changes(rng, logs):
             edit("num_threads", value=rng.choice([16, 64])),
         ]
     )
-    return change_one(rng, logs, change)
+    return changed(rng, logs, change, rng.sample(range(len(logs)), 1))
 
 
 # Runs.
@@ -298,7 +293,7 @@ def a_run_is_copied_with_its_times(rng, logs):
 
 def a_slow_run_is_called_aborted(rng, logs):
     """A run that reached the target late is called aborted, so that it counts as the one miss of a set."""
-    return change_one(rng, logs, edit_all("run_stop", lambda r: {"status": "aborted"}))
+    return changed(rng, logs, edit("run_stop", status="aborted"), rng.sample(range(len(logs)), 1))
 
 
 def a_miss_is_left_out(rng, logs):

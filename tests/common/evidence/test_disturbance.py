@@ -71,10 +71,6 @@ def test_threads_that_gave_way_are_a_warning_and_stand_beside_the_score():
     assert "1 disturbed" in scored.label and any("threads" in note for note in notes([scored]))
 
 
-def places(*rates):
-    return dict(enumerate(rates))
-
-
 @pytest.mark.parametrize(
     ("rates", "texts"),
     [
@@ -94,7 +90,7 @@ def places(*rates):
     ],
 )
 def test_a_run_that_jumps_drifts_or_is_slow_against_its_siblings_is_named(rates, texts):
-    slow = slow_runs([places(*run) for run in rates])
+    slow = slow_runs([dict(enumerate(run)) for run in rates])
     assert slow.keys() == texts.keys() and all(texts[index] in slow[index] for index in texts)
 
 
