@@ -7,7 +7,6 @@ from common.evidence.log import RunSet
 from common.evidence.rules.rule import edit, edit_all, replace_record, rewrite, shift_from
 from common.evidence.submission.material import Entry
 from common.repository import ROOT
-from tests.command import one_line
 from tests.command import ttt_here as ttt
 
 RESNET = "results/8xA100-optimized/resnet"
@@ -24,11 +23,6 @@ def refused(done, message):
     assert (done.returncode, done.stderr) == (1, ""), done
     assert message in done.stdout, done.stdout
     assert done.stdout.splitlines()[-1].endswith("nothing was written")
-
-
-def mistaken(done, message):
-    """Assert one line and exit code 2."""
-    assert message in one_line(done)
 
 
 def prepare(golden, root, *benchmarks, **kwargs):
