@@ -57,7 +57,6 @@ def share(decisions, *names):
 def test_no_difference_is_found_where_there_is_none_although_one_looks_after_every_pair(make, options):
     decisions = outcomes(make, **options)
     false = share(decisions, "higher", "lower")
-    print(f"{make.__name__}: false better or worse {false:.1%}")
     assert false <= ALPHA
     assert make is not normal or f"found a difference in {100 * false:.1f} %, looking after" in PAGE
     assert false == sum(decision.p <= ALPHA for decision in decisions) / NUM_STUDIES
@@ -86,9 +85,6 @@ def test_a_true_difference_at_the_margin_is_seldom_called_equivalent():
 def test_the_power_at_a_known_effect_is_as_stated(words, deviations, num_pairs):
     effect = {"shift": deviations * SD, "max_pairs": num_pairs}
     one, three = (100 * share(outcomes(normal, **effect, alpha=ALPHA / n), "higher") for n in (1, 3))
-    print(
-        f"{deviations:g} deviations, {num_pairs} pairs: {one:.1f} % with one measure, {three:.1f} % of three"
-    )
     assert f"{words} within {num_pairs} pairs in {one:.0f} % ({three:.0f} %" in PAGE
 
 

@@ -25,9 +25,9 @@ from tests.common.evidence.forgeries import faster, lasts, other_seed, scaled
 from tests.common.evidence.sealed.sealed_sets import NO_HASH, bytes_of, numbered, seal_logs, start_of
 
 
-def change_log(rng, files, change, name=None):
+def change_log(rng, files, change):
     """Change a log; half of the forgers compute its chain anew."""
-    name = name or rng.choice(results_of(files))
+    name = rng.choice(results_of(files))
     lines = change(files[name])
     return files | {name: rechain(lines) if rng.random() < 0.5 else lines}
 

@@ -255,15 +255,11 @@ def test_the_interval_of_a_median_is_two_of_the_sorted_ratios():
 
 
 class Steady:
-    """Takes no time and says so."""
-
     def turn(self):
         return 0.5
 
 
 class Fails:
-    """Cannot take a turn."""
-
     def turn(self):
         raise UserError("too large")
 
