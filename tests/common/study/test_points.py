@@ -3,10 +3,9 @@
 import json
 import math
 import re
-from statistics import fmean, geometric_mean
+from statistics import geometric_mean
 
 import pytest
-import yaml
 
 from common.evidence.audit import audit_paths
 from common.evidence.compare.reported import read_facts
@@ -15,6 +14,7 @@ from common.evidence.records import finite
 from common.repository import ROOT
 from common.study.explore import page_data, recipe_name, render
 from common.study.points import name_devices, predicted_points, published_points, read_benches
+from common.study.predict.sources import stated_config
 from common.study.prices import load_prices
 from tests.common.study.test_explore import PLACE, RESULTS, block, rows, study_run
 
@@ -30,8 +30,7 @@ def write_bench(folder, hardware, *, name="language_bert_0", size="mini", shapes
 
 def write_profile(folder, phase=None, evaluation_s=(0.3, 0.3)):
     """Write a profile of the recipe of `OPTIMIZED`, its one phase changed by `phase`; return its file."""
-    log = load([OPTIMIZED])[0].lead
-    config = yaml.safe_load("\n".join(line.removeprefix("#   ") for line in log.settings))
+    config = stated_config(load([OPTIMIZED])[0].lead)
     own = {"shape": "160 tokens", "share": 1.0, "batch": 16, "step_ms": 4.0, "deviation": 0.01}
     own |= {"first_pass_per_s": None, "num_turns": 8} | (phase or {})
     figures = {"config": config, "num_ranks": 1, "delay_data_ms": 0, "evaluation_s": evaluation_s}
@@ -63,17 +62,9 @@ def test_published_sets_are_those_of_the_files():
 def test_a_prediction_is_samples_over_rate_and_evaluations(tmp_path):
     write_bench(tmp_path, "8xH100")  # the rate of one of its devices
     (point,) = predicted(tmp_path, OPTIMIZED)
-    logs = load([OPTIMIZED])[0].logs
-    samples = geometric_mean([log.reached.samples for log in logs])
-    longest = max((log.curve for log in logs), key=len)
-    num_evaluations = sum(place.samples <= samples for place in longest)
-    evaluation_s = num_evaluations * logs[0].value("eval_samples") / 3 / 2000
-    startup_s = fmean(
-        min(event.time_ms for event in log.events("block_start")) - log.first("run_start").time_ms
-        for log in logs
-    )
-    minutes = (samples / 2000 + evaluation_s + startup_s / 1e3) / 60
-    assert num_evaluations > 0 and point.runs[0].minutes == pytest.approx(minutes, rel=1e-9)
+    samples = geometric_mean([16_000] * 2 + [17_600] * 2 + [19_200] * 3 + [20_800] * 2 + [24_000])
+    minutes = (samples / 2000 + 3 * 384 / 3 / 2000 + 0.0007) / 60  # evaluated thrice, started in 0.7 ms
+    assert point.runs[0].minutes == pytest.approx(minutes, rel=1e-9)
     assert point.interval[0] < minutes < point.interval[1]
     assert (point.kind, point.benchmark, point.hardware) == ("predicted", "bert", "1xH100")
     assert (point.runs[0].quality, point.runs[0].samples_per_s) == (0.2, pytest.approx(2000))
