@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import time
 from dataclasses import asdict
 
 import pytest
@@ -16,7 +13,8 @@ from common.repository import ROOT, benchmark_module, benchmarks, mlperf_name
 from common.study.cells import Study
 from common.study.curves import Gap
 from common.study.sweep import compare_curves, describe_comparisons, describe_gap, draw, sweep_cells
-from tests.command import TTT, one_line, ttt, ttt_here
+from tests.command import TTT, one_line, start, ttt, ttt_here
+from tests.runs import until
 
 SWEEP = ROOT / "results/study/sweep"
 TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
@@ -121,15 +119,10 @@ def test_answers_of_finished_runs_are_json_on_demand(tmp_path):
 @pytest.mark.on_demand
 def test_a_killed_sweep_runs_only_what_is_missing_and_answers(tmp_path):
     command = arguments(tmp_path, "--seeds", "1", "--price", "0.36")
-    process = subprocess.Popen(
-        [TTT, *command], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 120
-    while sum('"block_start"' in text for text in logs(tmp_path).values()) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process = start(TTT, *command)
+    until(lambda: process.poll() or sum('"block_start"' in text for text in logs(tmp_path).values()) == 2)
+    process.kill()
+    process.communicate()
     before = logs(tmp_path)
     finished = {path: text for path, text in before.items() if is_whole(text)}
     assert len(before) == 2 and len(finished) == 1
