@@ -270,8 +270,7 @@ def test_a_public_value_gives_the_seeds_of_a_set_that_was_sealed_before(tmp_path
 def test_a_run_whose_result_is_removed_while_it_runs_is_listed_as_lost(tmp_path):
     run_set = planned(tmp_path, runs="1")
     seal.seal_set(run_set)
-    path = launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
-    seal.start_run(run_set, 0, path)
+    path = start_untimed(run_set)
     path.unlink()
     seal.end_run(run_set, path, launch.close_log(path, 0, "", path.name))
     _, ended = events(run_set.directory)

@@ -14,7 +14,7 @@ from common.repository import commit
 from common.study import method_steps
 from common.training import card as card_module
 from common.training.card import cards, find_card
-from tests.command import ttt_here
+from tests.command import one_line, ttt_here
 
 
 @pytest.fixture
@@ -123,5 +123,4 @@ def test_a_method_that_fails_leaves_no_file(tmp_path, times, capsys):
 
 def test_mistakes_are_one_line():
     for arguments in (["--dry-run"], ["--measure", "mini", "--pairs", "1"], ["blurpol", "--measure", "mini"]):
-        done = ttt_here("methods", *arguments)
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        one_line(ttt_here("methods", *arguments))
