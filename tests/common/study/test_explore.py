@@ -10,6 +10,7 @@ import pytest
 from common.evidence.audit import audit_paths
 from common.evidence.log import load
 from common.evidence.records import printable
+from common.evidence.rules.rule import edit_all
 from common.evidence.score import score
 from common.study.explore import COLUMNS, page_data, render
 from common.study.points import read_benches
@@ -51,15 +52,12 @@ def study_run(root, *, cell="half", settings=(), values=None, source=None, study
     lines = (source or sorted(RESULTS.glob("*-baseline/resnet/result_0.txt"))[0]).read_text().splitlines()
     for name, value in settings:
         lines = [re.sub(rf"^#   {name}: .*", f"#   {name}: {value}", line) for line in lines]
-    for index, line in enumerate(lines):
-        if line.startswith(":::MLLOG "):
-            event = json.loads(line[9:])
-            event["value"] = (values or {}).get(event["key"], event["value"])
-            lines[index] = ":::MLLOG " + json.dumps(event)
-    folder = root / "study" / study / f"reference-2cpu-mini-{cell}" / "resnet"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"result_{number}.txt").write_text("\n".join(lines) + "\n")
-    return folder / f"result_{number}.txt"
+    for key, value in (values or {}).items():
+        lines = edit_all(key, lambda _, value=value: {"value": value})(lines)
+    path = root / "study" / study / f"reference-2cpu-mini-{cell}" / "resnet" / f"result_{number}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 def test_the_page_embeds_the_figures_of_the_committed_results(committed):
