@@ -21,9 +21,8 @@ TINY = ("max_duration=40ba", "schedule.warmup=4ba", "evaluation_batch_size=128")
 
 
 def arguments(folder, *more):
-    settings = [part for setting in TINY for part in ("--set", setting)]
     command = ["sweep", "language_bert", "baseline", "optimized", "--size", "mini", "--budgets", "0.5,1"]
-    return [*command, *settings, "--results", str(folder / "results"), *more]
+    return [*command, "--set", *TINY, "--results", str(folder / "results"), *more]
 
 
 def is_whole(text):

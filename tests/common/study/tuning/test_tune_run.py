@@ -26,10 +26,6 @@ SMALL = {
 }
 
 
-def sets(*settings):
-    return [part for setting in settings for part in ("--set", setting)]
-
-
 def places(folder):
     return ["--results", folder / "results", "--systems", folder / "systems"]
 
@@ -184,8 +180,8 @@ def test_o1_below_torchrun_is_refused(monkeypatch):
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
     path = tmp_path / "found.yaml"
-    small = sets(*SMALL[benchmark], *SHORT)
-    command = ["run", benchmark, "baseline", "--size", "mini", *places(tmp_path), *small]
+    settings = ["--set", *SMALL[benchmark], *SHORT]
+    command = ["run", benchmark, "baseline", "--size", "mini", *places(tmp_path), *settings]
     done = ttt(*command, "-O1", "--tune-seconds", 15, "--dry-run", "--write-config", path)
     assert done.returncode == 0, done.stderr
     for word in ("channels_last", "reuse_memory", "compile", "largest difference", "tuning took"):
@@ -200,9 +196,9 @@ def test_o1_tunes_prints_and_writes_what_then_runs(benchmark, tmp_path):
 
 @pytest.mark.on_demand
 def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
-    command = ["run", "language_bert", "baseline", "--size", "mini", *places(tmp_path), "--seed", 1]
-    command += [*sets(*SMALL["language_bert"], *SHORT), "-O1", "--tune-seconds", 15]
-    done = ttt(*command)
+    command = ["run", "language_bert", "baseline", "--size", "mini", *places(tmp_path)]
+    command += ["--set", *SMALL["language_bert"], *SHORT, "-O1", "--tune-seconds", 15]
+    done = ttt(*command, "--seed", 1)
     assert done.returncode == 1, done.stderr
     (result,) = (tmp_path / "results").rglob("result_*.txt")
     written = result.parent / "baseline-O1.yaml"
@@ -210,6 +206,6 @@ def test_o1_runs_what_it_chose_and_chooses_once(tmp_path):
     log = read_log(result)
     assert yaml.safe_load("\n".join(log.settings)) == yaml.safe_load(to_yaml(config))
     assert log.value("configuration_name") == "baseline-O1"
-    again = ttt(*command)
+    again = ttt(*command, "--seed", 2)
     assert "as chosen before" in again.stdout and "tuning took" not in again.stdout
     assert (result.parent / "result_1.txt").exists()
