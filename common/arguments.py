@@ -177,6 +177,13 @@ def positive(text: str) -> float:
     return number
 
 
+def share(text: str) -> float:
+    """The `type` of an argument: a positive number below 1."""
+    if (number := positive_number(text)) is None or number >= 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number below 1, such as 0.05")
+    return number
+
+
 def svg_file(text: str) -> Path:
     """The `type` of an argument: the file of a picture, which is always written as SVG."""
     if not text.lower().endswith(".svg"):

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.evidence.records import counted
 from common.training import probes
 from common.training.memory import USABLE
 from common.training.method import Batch
@@ -212,7 +213,7 @@ def describe_first_epoch(data: ImageDataConfig, num_ranks: int) -> str:
         f"first epoch, predicted and not measured: threads decode {data.num_train_samples:,} images{encoded} "
         f"in {', '.join(times)}, of which the steps of that epoch hide as many seconds as they take; "
         f"assuming {low} to {high} ms of a core for {WIDTH} x {HEIGHT} pixels, {data.num_workers} threads on "
-        f"each of {num_ranks} rank(s); no GPU decodes"
+        f"each of {counted(num_ranks, 'rank')}; no GPU decodes"
     )
 
 

@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     if args.size == "full" and not num_gpus:
         raise UserError("no GPU was found, which size full is made for", hint="ttt accept --size mini")
     if 0 < num_gpus < (args.nproc or 1):
-        raise UserError(f"--nproc {args.nproc}: {num_gpus} GPU(s) are visible, and each rank needs its own")
+        raise UserError(f"--nproc {args.nproc}: each rank needs a GPU of its own, visible: {num_gpus}")
     from common.doctor import acceptance, devices
 
     os.environ.update(devices.ALONE)  # srun starts one of these for each node: it is no rank of a run

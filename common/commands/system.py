@@ -27,7 +27,7 @@ from pathlib import Path
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import summary
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.submission import official
 from common.evidence.system import (
     FIELDS,
@@ -114,7 +114,7 @@ def check(path: Path) -> int:
     else:
         verdicts = [official.judge_description(path, ruleset) for ruleset in RULESETS]
     refused = [verdict for verdict in verdicts if verdict.refuses]
-    texts = [f"{len(faults)} problems"] * (bool(faults) or not open_ones)
+    texts = [counted(len(faults), "problem")] * (bool(faults) or not open_ones)
     texts += [f"{len(open_ones)} open fields (ttt doctor --describe --missing {label})"] * bool(open_ones)
     print(*faults, *refused, f"{label}: {', '.join(texts)}; official checkers: {summary(verdicts)}", sep="\n")
     return EXIT_FINDINGS if faults or refused else EXIT_OK

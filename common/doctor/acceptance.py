@@ -30,6 +30,7 @@ from common.doctor.verdicts import (
     name_speed,
 )
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.records import counted
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
 from common.evidence.submission.snapshot import Item
 from common.files import create_next, explain_os_error, make_folder, undo_on_failure, write_whole
@@ -99,7 +100,8 @@ class Acceptance:
             return f"not accepted, for {num_refused} of {len(self.verdicts)} verdicts"
         if not self.is_judged:
             return "not judged: no rate had an expectation"
-        return f"accepted{f', {num_unknown} rates without an expectation' if num_unknown else ''}"
+        unjudged = f", {counted(num_unknown, 'rate')} without an expectation" if num_unknown else ""
+        return f"accepted{unjudged}"
 
     def describe_plan(self) -> str:
         """Describe the share of each part. Raises UserError where its timed steps do not fit into it."""
@@ -111,7 +113,7 @@ class Acceptance:
             hint = "give it more minutes, or time fewer --seconds or --benchmarks"
             raise UserError(what, where=f"--minutes {self.minutes:g}", hint=hint)
         return (
-            f"{self.minutes:g} minutes at most: {doctor_s:.0f} s for the doctor's checks, "
+            f"{self.minutes:g} min at most: {doctor_s:.0f} s for the doctor's checks, "
             f"{each_s:.0f} s for each of {len(self.configs)} configurations, of which "
             f"{self.seconds:g} s are timed; what one leaves over, the next may take"
         )

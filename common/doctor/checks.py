@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.evidence.compare.reported import load_reported
 from common.evidence.disturbance import SPARE
 from common.evidence.log import Log, read_log
+from common.evidence.records import counted
 from common.machine import gpus, host, system
 from common.machine.hardware import count_gpus
 from common.machine.line import OK, Line, fault, judge, ok, warning
@@ -210,7 +211,7 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
         projected = figures.get("projected", {}).get(config.configuration)
         if figures.get("size") == "full" and projected:
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
-            text = f"{minutes:.1f} min on {num_devices} device(s), {projected['assuming']}"
+            text = f"{minutes:.1f} min on {counted(num_devices, 'device')}, {projected['assuming']}"
             return ok(check, text, minutes=minutes)
     published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
     note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""

@@ -20,6 +20,7 @@ import psutil
 import pynvml
 
 from common.evidence.disturbance import SPARE
+from common.evidence.records import counted
 from common.machine.hardware import ask_nvml
 
 STAT = Path("/proc/stat")
@@ -218,8 +219,8 @@ def most_threads(num_ranks: int) -> tuple[int | None, str]:
         return threads_of_rank(num_ranks), ""
     number = min(load.threads(num_ranks), threads_of_rank(num_ranks))
     return number, (
-        f"other programs use {load.taken:.1f} of {load.cores:g} cores: at most {number} thread(s) a rank, "
-        "another recipe than on a quiet machine"
+        f"other programs use {load.taken:.1f} of {load.cores:g} cores: at most "
+        f"{counted(number, 'thread')} a rank, another recipe than on a quiet machine"
     )
 
 

@@ -18,7 +18,7 @@ from common.machine import system
 from common.measure import figures as files
 from common.measure import throughput
 from common.measure.clock import interleave, measure_peaks, time_call, warm_up
-from common.measure.device_run import NUM_DEVICES, open_run
+from common.measure.device_run import NUM_DEVICES, open_run, warn_without_gpu
 from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
@@ -42,6 +42,7 @@ def bench(
     The file of the figures is written again after each of them: an interrupted bench keeps what it measured.
     """
     config = configs[0][1]
+    warn_without_gpu(config.size, console)
     samples_name = benchmark_module(config.benchmark).Benchmark.names.samples
     figures: dict[str, Any] = {"benchmark": config.benchmark, "size": config.size}
     figures |= {"versions": system.versions(), "peaks": {}, "rates": [], "failed": [], "parts": {}}

@@ -6,9 +6,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from common.config import schema as configs
 from common.config.names import split_name
 from common.errors import UserError
+from common.machine.hardware import count_gpus
 from common.repository import benchmark_module
 from common.training.load import load_open
 from common.training.ranks import SINGLE_RANK, RankInfo
@@ -18,6 +21,12 @@ if TYPE_CHECKING:
 
 WHOLE_STEP = 1.5  # of the time of forward and backward alone
 NUM_DEVICES = 8  # of the published systems; one of them, here, takes its share of the batch
+
+
+def warn_without_gpu(size: str, console: Console) -> None:
+    """Say before steps of size full that they take minutes where there is no GPU."""
+    if size == "full" and not count_gpus():
+        console.print("no GPU was found: a step at size full may take minutes here; for CPUs: --size mini")
 
 
 def load(

@@ -86,7 +86,7 @@ def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
     evaluated = [len(rank.rank_evaluation_samples) for rank in ranks]
     return [
         f"batch per rank: {format_range(sizes)} of {sum(sizes):,} samples, in {largest.num_micro_batches} "
-        f"micro-batch(es) of at most {largest.micro_batch_sizes[0]:,}",
+        f"micro-batch{'es' * (largest.num_micro_batches != 1)} of at most {largest.micro_batch_sizes[0]:,}",
         *describe_automatic_size(largest),
         f"evaluation per rank: {format_range(evaluated)} of {sum(evaluated):,} samples, "
         f"at most {largest.rank_evaluation_batch_size:,} at a time",

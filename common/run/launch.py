@@ -59,7 +59,7 @@ def choose_ranks(config: RunConfig, asked: int | None) -> int:
         hint = "leave the variable empty to run on the CPU"
         raise UserError("is set but no GPU was found", where="CUDA_VISIBLE_DEVICES", hint=hint)
     if 0 < num_gpus < chosen:
-        raise UserError(f"--nproc {chosen}: {num_gpus} GPU(s) are visible, and each rank needs its own")
+        raise UserError(f"--nproc {chosen}: each rank needs a GPU of its own, visible: {num_gpus}")
     return chosen
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from common.config.merge import is_asked
 from common.config.schema import Loaded
 from common.errors import UserError
+from common.evidence.records import counted
 from common.repository import benchmark_module
 from common.training.load import load_config
 from common.training.ranks import RankInfo
@@ -53,7 +54,7 @@ def check_asked(loaded: Loaded, num_ranks: int) -> None:
     if changes and not any(is_asked(loaded.origins.get((key,))) for key in keys):
         largest = statistics_sizes(loaded, num_ranks)[-1]
         raise UserError(
-            f"{num_ranks} rank(s): {changes[0]}",
+            f"{counted(num_ranks, 'rank')}: {changes[0]}",
             where="micro_batch_size",
             hint=f"--set micro_batch_size={largest} runs it all the same, and the log says so",
         )

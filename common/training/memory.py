@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from common.errors import UserError
+from common.evidence.records import counted
 
 ALLOCATION_FAILED = (  # oneDNN does not say why it could not
     "out of memory",
@@ -44,7 +45,7 @@ def explain_out_of_memory(
         asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         smaller = next_smaller(size, num_samples)
         raise OutOfMemory(
-            f"out of memory with {math.ceil(size / num_ranks):,} sample(s) at a time"
+            f"out of memory with {counted(math.ceil(size / num_ranks), 'sample')} at a time"
             + (f", asking for {asked[1]}" if asked else ""),
             where=key,
             hint=f"--set {key}={smaller} keeps {kept}" if smaller else "more devices, or a smaller model",

@@ -18,7 +18,7 @@ examples:
 
 import argparse
 
-from common.arguments import add_shared, positive
+from common.arguments import add_shared, share
 from common.errors import UserError
 from common.study import cells
 from common.study.compare import compare
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known, decided = list(OF_RUNS), f"what the runs decide, some of: {', '.join(OF_RUNS)}; default: all"
     parser.add_argument("--measures", nargs="+", choices=known, metavar="M", help=decided)
     equal = "ratios that differ from 1 by less count as equal"
-    parser.add_argument("--margin", type=positive, default=0.05, metavar="X", help=equal)
+    parser.add_argument("--margin", type=share, default=0.05, metavar="X", help=equal)
     equal = "qualities that differ by less count as equal"
-    parser.add_argument("--quality-margin", type=positive, default=0.005, metavar="X", help=equal)
+    parser.add_argument("--quality-margin", type=share, default=0.005, metavar="X", help=equal)
     cells.add_options(
         parser, study="", runs="--max-runs", num_runs=20, of_runs="at most so many pairs of runs or of steps"
     )

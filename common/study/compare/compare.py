@@ -195,6 +195,7 @@ class Command:
             return self.describe(results, commits=sources, dependences=dependences)
 
         code, comparison = EXIT_OK, decide()
+        device_run.warn_without_gpu(self.study.size, self.console)
         try:
             with run_sets.lock_folders([self.study.folder]), self.console.status("") as status:
                 pairs, commits = self.read_step_pairs(dependences)  # another command may have added some

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
+from common.evidence.records import counted
 from common.evidence.text import DASH, make_table, open_console, size_title
 from common.files import save_with_picture
 from common.measure.device_run import NUM_DEVICES
@@ -71,7 +72,7 @@ def show(comparison: Comparison) -> None:
         ]
         for result in comparison.results
     ]
-    title = f"{comparison.benchmark}, {size_title(comparison.size)}, {comparison.num_pairs} pairs"
+    title = f"{comparison.benchmark}, {size_title(comparison.size)}, {counted(comparison.num_pairs, 'pair')}"
     columns = ["", "A", "B", "B over A", "p", "B is"]
     console.print(Text("\n".join(describe_sides(comparison))))
     console.print(make_table(title, columns, rows, left=("", "B is")))

@@ -34,7 +34,7 @@ from common.evidence.compare.replayed import (
 from common.evidence.log import Log, read_log
 from common.evidence.paths import find_sets, label, result_name
 from common.evidence.recipes import configuration_of
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
 from common.files import explain_os_error, make_folder
@@ -65,7 +65,7 @@ class Recipe:
     @property
     def origin(self) -> str:
         code = f"commit {self.commit[:7]}" if self.commit else "the code here"
-        return f"{code}, seed {self.seed}, {self.ranks} rank(s), {self.threads} thread(s)"
+        return f"{code}, seed {self.seed}, {counted(self.ranks, 'rank')}, {counted(self.threads, 'thread')}"
 
 
 def read_recipe(log: Log, threads: int | None = None) -> Recipe:
@@ -88,7 +88,7 @@ def read_recipe(log: Log, threads: int | None = None) -> Recipe:
     if importlib.util.find_spec("torch") is None:
         raise UserError("torch is not installed", hint=repository.install_hint("train"))
     if num_accelerators > (num_here := hardware.count_gpus()):
-        what = f"the run used {num_accelerators} GPU(s), this machine has {num_here}"
+        what = f"the run used {counted(num_accelerators, 'GPU')}, this machine has {num_here}"
         raise UserError(what, where=log.path, hint="replay it on a machine with as many GPUs")
     check_data(log, configuration)
     return Recipe(

@@ -106,7 +106,7 @@ def test_a_machine_is_accepted_or_refused_with_the_cause(
     assert (lines["doctor"]["state"], lines[BASELINE]["state"]) == states
     assert done.returncode == (EXIT_OK if states == (PASS, PASS) else EXIT_FINDINGS), done.stderr
     assert re.search(printed, done.stdout) or printed in done.stdout
-    summary = "accepted, 1 rates without" if states == (PASS, PASS) else "not accepted, for 1 of 3 verdicts"
+    summary = "accepted, 1 rate without" if states == (PASS, PASS) else "not accepted, for 1 of 3 verdicts"
     assert f"\n{summary}" in done.stdout
     assert lines[OPTIMIZED]["state"] == UNKNOWN
     assert record.best_speed(entry(OPTIMIZED)) == 400.0, "what had no expectation is the next one's"
@@ -178,7 +178,7 @@ def test_the_archive_holds_verdicts_checks_system_versions_and_logs_without_fold
     assert "says so, in .../y" in texts["logs/doctor.txt"]
     assert json.loads(texts["system.json"])["host_memory_capacity"]
     assert json.loads(texts["versions.json"])["torch"]
-    assert "3 minutes at most: 68 s for the doctor's checks, 51 s for each of 2" in done.stderr
+    assert "3 min at most: 68 s for the doctor's checks, 51 s for each of 2" in done.stderr
     assert list(lines) == ["doctor", BASELINE, OPTIMIZED]
 
 

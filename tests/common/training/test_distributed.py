@@ -270,7 +270,7 @@ def test_a_dry_run_describes_a_thousand_ranks():
     assert done.returncode == 0, done.stderr
     for expected in (
         "ranks: 1000, one set up in a group without the others; 0.10 GB of float32 gradients exchanged",
-        "batch per rank: 2 to 3 of 2,048 samples, in 2 micro-batch(es) of at most 2",
+        "batch per rank: 2 to 3 of 2,048 samples, in 2 micro-batches of at most 2",
         "evaluation per rank: 50 of 50,000 samples, at most 3 at a time",
         "parameters 0.102, gradients 0.102, optimizer state 0.102, activations of 2 samples 0.",
         "counted without compile",

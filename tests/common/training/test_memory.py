@@ -43,7 +43,7 @@ def test_following_the_message_leads_to_micro_batches_that_fit():
     done = run(sys.executable, "-c", FOLLOW)
     assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
-    assert first.startswith("micro_batch_size: out of memory with 2,048 sample(s) at a time")
+    assert first.startswith("micro_batch_size: out of memory with 2,048 samples at a time")
     assert first.endswith("--set micro_batch_size=1024 keeps the global batch of 2,048")
     assert last.startswith("fits micro_batch_size=") and last.endswith(" 2048 True")
 
@@ -65,9 +65,7 @@ def test_a_failed_allocation_names_the_next_smaller_size(allocate, asked):
     ):
         allocate()
     hint = "--set evaluation_batch_size=128 keeps the result"
-    assert (
-        str(met.value) == f"evaluation_batch_size: out of memory with 32 sample(s) at a time{asked}; {hint}"
-    )
+    assert str(met.value) == f"evaluation_batch_size: out of memory with 32 samples at a time{asked}; {hint}"
 
 
 def test_other_errors_pass():

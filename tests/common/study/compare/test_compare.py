@@ -130,6 +130,7 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
         ("baseline fast", "unknown configuration 'fast'"),
         ("baseline baseline", "--steps compares one with itself"),
         ("baseline optimized --margin 0", "'0' is not a positive number"),
+        ("baseline optimized --margin 5", "'5' is not a positive number below 1, such as 0.05"),
         ("baseline optimized --quality-margin nan", "'nan' is not a positive number"),
         ("baseline optimized --max-runs 0", "'0' is not a whole number from 1"),
         ("baseline optimized --measures speed", "invalid choice: 'speed'"),
