@@ -27,6 +27,12 @@ class UserError(Exception):
         return f"{text}; {self.hint}" if self.hint else text
 
 
+def check_share(value: float, where: str) -> None:
+    """Raise UserError for a share that is no number from 0 to 1, such as 15 in place of 0.15."""
+    if not 0 <= value <= 1:
+        raise UserError(f"a share of {value:g}: expected 0 to 1", where=where)
+
+
 def name_error(error: Exception, limit: int | None = None) -> str:
     """Name an error that no user can mend: its class, and at most `limit` characters of its first line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:limit]}"

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Strict
+from common.errors import check_share
 from common.training.method import Loss, Method
 
 
@@ -27,6 +28,7 @@ def smooth_labels(labels: Tensor, num_classes: int, smoothing: float) -> Tensor:
 
     `labels` are class indices (batch,) int64, or probabilities (batch, num_classes) in place of one-hot.
     """
+    check_share(smoothing, "smooth_labels")
     certain = F.one_hot(labels, num_classes).float() if labels.ndim == 1 else labels
     return certain * (1 - smoothing) + smoothing / num_classes
 

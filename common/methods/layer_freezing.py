@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import nn
 
 from common.config.schema import Fraction, RunConfig, Strict
+from common.errors import check_share
 from common.training import ranks
 from common.training.method import Batch, Method, Progress, split_gradual
 from common.training.registry import refuse_compiled
@@ -42,6 +43,7 @@ def freeze_layers(model: nn.Module, share: float) -> int:
     frozen. A parameter shared by two layers belongs to the first. The other layers train again, except
     parameters that were frozen by something else.
     """
+    check_share(share, "freeze_layers")
     layers = [layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None]
     num_frozen = int(share * (len(layers) - 1))
     for layer in reversed(layers):

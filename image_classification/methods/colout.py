@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config.schema import Strict
+from common.errors import check_share
 from common.training.method import Batch, Method, Progress
 
 
@@ -28,6 +29,7 @@ def drop_lines(images: Tensor, share: float = 0.15) -> Tensor:
 
     The order stays, and so does the layout in memory; the lines come from torch's random numbers on the CPU.
     """
+    check_share(share, "drop_lines")
     is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if is_channels_last else torch.contiguous_format
     for axis in (-2, -1):

@@ -5,9 +5,12 @@ import torch
 from torch import nn
 
 from common.errors import UserError
+from common.methods.label_smoothing import smooth_labels
+from common.methods.layer_freezing import freeze_layers
 from common.repository import available_methods
 from common.training.load import load_config
 from common.training.registry import kind_of
+from image_classification.methods.colout import drop_lines
 from language_bert.model import PackedBert
 from tests.language_bert.test_parity import make_model
 
@@ -145,3 +148,17 @@ def test_an_optimizer_without_vectors_is_refused():
     optimizer = torch.optim.SGD(nn.Linear(2, 2, bias=False).parameters(), lr=0.1)
     with pytest.raises(UserError, match=r"^methods\.no_norm_decay: no parameter of one dimension"):
         kind("no_norm_decay", kind.Config()).optimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: drop_lines(torch.zeros(1, 3, 8, 8), 15),
+        lambda: smooth_labels(torch.zeros(1, dtype=torch.int64), 10, -0.1),
+        lambda: freeze_layers(nn.Linear(1, 1), 50),
+    ],
+    ids=["drop_lines", "smooth_labels", "freeze_layers"],
+)
+def test_a_share_in_percent_is_refused_by_the_plain_function(call, request):
+    with pytest.raises(UserError, match=rf"^{request.node.callspec.id}: a share of .* expected 0 to 1"):
+        call()
