@@ -23,14 +23,14 @@ from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
 from common.training.load import AUTO, PRECISIONS, read_config
 
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = {"sm_80": "A100", "sm_90": "H100, H200"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark", nargs="?")
     add_shared(parser, "configurations")
-    known = f"one of: {', '.join(ARCHITECTURES)}"
-    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=known)
+    known = ", ".join(f"{name} ({gpus})" for name, gpus in ARCHITECTURES.items())
+    parser.add_argument("--for", dest="architecture", metavar="ARCHITECTURE", help=f"one of: {known}")
     add_shared(parser, "--size", "--set")
     shape = "only this one, such as '176 px'; default: all that training sees"
     parser.add_argument("--shape", action="append", default=[], help=shape)

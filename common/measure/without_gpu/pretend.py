@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_map
 
-from common.errors import UserError, nearest
+from common.errors import UserError
 
 Compiled = Callable[[str, list[bytes]], None]  # a kernel's name, and a cubin for each way to launch it
 DEVICE = torch.device("cuda", 0)
@@ -99,7 +99,7 @@ GPUS = {  # by the name of the architecture; source: CUDA C++ Programming Guide,
 def find_gpu(architecture: str) -> Gpu:
     """Return the GPU of an architecture. Raises UserError for one that is not listed, or without Triton."""
     if architecture not in GPUS:
-        hint = nearest(architecture, GPUS)
+        hint = f"known: {', '.join(f'{name} ({gpu.name})' for name, gpu in GPUS.items())}"
         raise UserError(f"unknown architecture '{architecture}'", where="--for", hint=hint)
     try:
         import triton  # noqa: F401
