@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
         tuned_from=tuned_from,
     )
     if ranks.read_rank_info().rank:
-        starts_none = args.seal or (args.continues and run_sets.lacks_no_run(plan()))
+        starts_none = args.seal or (args.continues and run_sets.is_complete(plan()))
         return EXIT_OK if starts_none else launch.take_part(args.hung_after)
     print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
     run_set = plan()

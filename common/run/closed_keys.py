@@ -1,7 +1,7 @@
-"""The hyperparameters that MLPerf's closed rulesets want in a log, from the optimizer and the plan that run.
+"""The hyperparameters that MLPerf's closed rulesets require in a log, from the run's optimizer and plan.
 
-ResNet-50 has those of SGD and LARS, BERT those of LAMB. Source: the official compliance checker, rulesets
-4.0.0 (resnet) and 5.0.0 (bert).
+ResNet-50 logs the keys of SGD or LARS, BERT the keys of LAMB. Source: the official compliance checker,
+rulesets 4.0.0 (resnet) and 5.0.0 (bert).
 """
 
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,7 +13,7 @@ Number = int | float
 
 
 def closed_keys(run: Training) -> dict[str, Number]:
-    """Return the further log keys of a closed run; none of an open one."""
+    """Return the log keys that only the closed division requires; none for an open run."""
     if run.config.submission.division == "open":
         return {}
     name = run.config.optimizer.name
@@ -24,7 +24,7 @@ def lamb_keys(run: Training) -> dict[str, Number]:
     group, schedule, plan = run.optimizer.param_groups[0], run.config.schedule, run.plan
     first = 0 if schedule.decay_from == "start" else plan.warmup_steps
     return {
-        "opt_learning_rate_training_steps": first + plan.decay_steps,  # when the rate is the lowest
+        "opt_learning_rate_training_steps": first + plan.decay_steps,  # the rate is lowest from here on
         "num_warmup_steps": plan.warmup_steps,
         "start_warmup_step": 0,
         "opt_lamb_epsilon": group["eps"],

@@ -1,6 +1,6 @@
-"""Memory shared by a launcher and its ranks: the specification, the progress and the failure of each rank.
+"""Memory that a launcher shares with its ranks: the specification, and each rank's progress and failure.
 
-A rank reports its progress by one store to memory, and its failure as a line of text; nobody waits.
+A rank stores its progress as one word, and its failure as a line of text; no process waits for another.
 """
 
 import json
@@ -20,18 +20,18 @@ PHASES = (  # in the order in which a rank passes them
 )
 BETWEEN, EVALUATING, EVALUATED, LOADING, COMPUTING = range(len(PHASES))
 
-SLOT_BYTES = 1024  # of a rank: words of 8 bytes, then a text
+SLOT_BYTES = 1024  # for each rank: words of 8 bytes, and from byte TEXT_AT the cause of its failure
 TEXT_AT = 64
-# words; a time is monotonic and in nanoseconds
+# Indices of the words; FAILED_AT is a monotonic time in nanoseconds.
 POSITION, COUNT, FAILED_AT, SHUTTING_DOWN, FAILED_STEP = range(5)
-FIRST = 1  # a time before any other
+FIRST = 1  # a FAILED_AT before any real time
 
 
 class Slot:
     """The progress of one rank: written by the rank, read by its launcher."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
-        """Use a part of the shared memory; without one nobody reads what is written."""
+        """Use a part of the shared memory; without `memory` nobody else reads the slot."""
         self.memory = memoryview(bytearray(SLOT_BYTES)) if memory is None else memory
         self.words = self.memory.cast("q")
 
@@ -67,13 +67,13 @@ class Slot:
 
 
 def describe_failure(step: int, cause: str, who: str = "") -> str:
-    """Say in one line who failed, when and why; logs and seals hide the folders in it."""
+    """Describe in one line who failed, when and why; logs and seals remove folders from it."""
     when = f"after step {step:,}" if step else "before the first step"
     return " ".join(f"{who}{', ' if who else ''}{when}: {cause}".split())
 
 
 class Heartbeat:
-    """The slots of all ranks, and behind them the specification for rank 0."""
+    """The slots of all ranks, followed by the specification of the run, which rank 0 reads."""
 
     def __init__(self, file: IO[bytes], path: str, num_ranks: int) -> None:
         self.file, self.path = file, path
@@ -83,7 +83,7 @@ class Heartbeat:
         ]
 
     @classmethod
-    def create(cls, num_ranks: int, orders: dict[str, Any]) -> "Heartbeat":
+    def create(cls, num_ranks: int, spec: dict[str, Any]) -> "Heartbeat":
         """Create the memory; on Linux it has no name, and is freed with the last process that maps it."""
         if hasattr(os, "memfd_create"):
             file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "r+b")
@@ -91,7 +91,7 @@ class Heartbeat:
         else:
             named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the heartbeat
             file, path = named.file, named.name
-        file.write(bytes(num_ranks * SLOT_BYTES) + json.dumps(orders).encode())
+        file.write(bytes(num_ranks * SLOT_BYTES) + json.dumps(spec).encode())
         file.flush()
         return cls(file, path, num_ranks)
 
@@ -105,7 +105,7 @@ class Heartbeat:
         self.file.close()
 
     @property
-    def orders(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """The specification of the run, for rank 0."""
         return dict(json.loads(bytes(self.memory[len(self.slots) * SLOT_BYTES :])))
 
@@ -118,7 +118,7 @@ class Heartbeat:
         self.slots[0].words[SHUTTING_DOWN] = 1
 
     def record_death(self, rank: int, cause: str) -> None:
-        """Record, for the launcher, why a rank ended: before all failures that this one caused in others."""
+        """Record why the first rank to die ended; `failure` names it before the failures that it caused."""
         if not any(slot.words[FAILED_AT] == FIRST for slot in self.slots):
             self.slots[rank].fail(cause, at_ns=FIRST)
 

@@ -39,7 +39,7 @@ from common.training.checkpoint_header import tidy
 
 BALLAST_BYTES = 1 << 16  # kept free for the last line of a log on a disk that fills up
 FOLDERS, DIRECTORY = ("--data", "--results", "--systems"), "data.directory"
-OFTEN: dict[int, str] = {  # what a signal often means
+SIGNAL_CAUSES: dict[int, str] = {  # the usual ones
     signal.SIGKILL: " (kill -9, or out of memory)",
     signal.SIGBUS: " (a file was cut short, or a disk failed)",
 }
@@ -48,7 +48,7 @@ OFTEN: dict[int, str] = {  # what a signal often means
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
     """Return how many ranks to start: as many as `--nproc` says, else one per GPU, else one.
 
-    Raises UserError for more ranks than samples in a batch, or than GPUs. Below torchrun it is 1.
+    Under torchrun or srun it is 1. Raises UserError for more ranks than samples in a batch, or than GPUs.
     """
     num_started, num_gpus = ranks.read_rank_info().world_size, count_gpus()
     if asked is not None and num_started > 1:
@@ -70,7 +70,7 @@ def check_batch_share(config: RunConfig, num_ranks: int) -> None:
 
 
 def verify_recipe(loaded: Loaded, asked: int | None) -> tuple[Loaded, int]:
-    """Choose the number of ranks to start; returns the configuration, marked where it is unverified, and it.
+    """Return the configuration, marked if its recipe is unverified, and the number of ranks to start.
 
     Raises UserError for an unverified recipe that no --set has asked for.
     """
@@ -91,7 +91,7 @@ def plan_run_set(
     cell: str = "",
     tuned_from: str = "",
 ) -> RunSet:
-    """Decide names, number and seeds before the first run starts. `runs` is a number or `official`."""
+    """Decide folder, number and seeds before the first run starts. `runs` is a number or `official`."""
     name = mlperf_name(loaded.config.benchmark)
     if runs != "official" and not (runs.isdecimal() and 1 <= int(runs) <= 1000):
         raise UserError(f"--runs {runs}: expected a number from 1 to 1000, or official")
@@ -121,7 +121,7 @@ def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> 
 
 
 def reserve(directory: Path, index: int | None, text: str = "", *, first: int = 0) -> Path:
-    """Create result_N.txt with its first lines: the next free number from `first`, or exactly `index`.
+    """Create result_N.txt and write `text` to it; N is `index`, or the next free number from `first` on.
 
     Raises UserError when it exists or cannot be written.
     """
@@ -156,15 +156,15 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
 
 
 def describe_command(command: Sequence[str], config: RunConfig) -> str:
-    """Return a command as its log states it: a folder outside the repository by what it holds.
+    """Return a command as its log states it: with a name for each folder outside the repository.
 
-    argparse takes the first letters of an option for it.
+    The names are `data`, `results` and `systems`. argparse accepts prefixes of options; so does this.
     """
     words, directory = ["ttt"], config.data.directory  # type: ignore[attr-defined]
     for before, word in zip(["", *command], command, strict=False):
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
         names = [name for name in (*FOLDERS, "--anchor") if len(option) > 2 and name.startswith(option)]
-        if names == ["--anchor"] and value:  # may be known to a site alone, or hold a key
+        if names == ["--anchor"] and value:  # the URL may be private, or hold a key
             words.append(f"{option}=" * bool(equals) + "URL")
         elif names and value and not Path(value).resolve().is_relative_to(WORKSPACE):
             words.append(f"{option}=" * bool(equals) + names[0].removeprefix("--"))
@@ -209,8 +209,8 @@ def run_once(
 ) -> Ended:
     """Start run `number` (from 0) as a process; its log is closed in any case.
 
-    `record` gets its end also where a signal arrives meanwhile, so that nothing is returned. Its records
-    are stamped by an authority, if `anchors` has one.
+    `record` gets the end of the run, also if a signal then prevents the return. The authority of `anchors`,
+    if it has one, stamps the log.
     """
     expected = expected_seconds(run_set.directory)
     is_alone = not count_gpus() and ranks.read_rank_info().world_size == 1  # else torch chooses the threads
@@ -220,7 +220,7 @@ def run_once(
         print(f"  warning: {crowd}", file=sys.stderr)
     text = compose_head(run_set, command)
     path: Path | None = None
-    ended, failure = EXIT_INTERRUPTED, "interrupted"  # until the process says otherwise
+    code, failure = EXIT_INTERRUPTED, "interrupted"  # until the process has ended
     try:
         with delay_signals():
             reserved = reserve(run_set.directory, index, text, first=run_set.first_index)
@@ -247,13 +247,13 @@ def run_once(
             "processor": hardware.processor_name(),
             "bf16_instructions": hardware.bf16_instructions(),
         }
-        ended, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
+        code, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
     finally:
         if path is not None:
             with delay_signals():
                 ballast.close()
                 running.close()
-                outcome = close_log(path, ended, failure, shown)
+                outcome = close_log(path, code, failure, shown)
                 seal.end_run(run_set, path, outcome)
                 record(outcome)
                 tidy(path, is_done=outcome.code == EXIT_OK)
@@ -275,14 +275,14 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     if code == EXIT_INTERRUPTED:
         return code, heartbeat.interruption()
     if code < 0:
-        cause = f"ended by {signal.Signals(-code).name}{OFTEN.get(-code, '')}"
+        cause = f"ended by {signal.Signals(-code).name}{SIGNAL_CAUSES.get(-code, '')}"
         heartbeat.record_death(local_ranks[number], cause)
         code = EXIT_FINDINGS
     return code, heartbeat.failure()
 
 
 def take_part(hung_after_s: float) -> int:
-    """Run a rank other than 0 below torchrun or srun; rank 0 has the specification and writes the log."""
+    """Run a rank other than 0 under torchrun or srun; rank 0 has the specification and writes the log."""
     code, failure = run_ranks(1, {}, hung_after_s=hung_after_s)
     if failure and code != EXIT_INTERRUPTED:
         print(f"error: {failure}", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""THE loop: one timed training, from the first step to the target or the end, as MLPerf wants it.
+"""The training loop of a timed run, from the first step to the target or the last, by MLPerf's rules.
 
-`timed_run` writes the log around it, and `worker` is its process. A run saves checkpoints, and is resumed
-from one.
+`worker` calls `timed_run` in the process of each rank. A run can save checkpoints, and be resumed from one.
 """
 
 import itertools
@@ -39,22 +38,22 @@ from common.training.optim import optimizer_name
 from common.training.ranks import RankInfo
 from common.training.step import Training
 
-RATES_BETWEEN_STEPS = (10, 50)  # threads and processes have started, and no evaluation comes between
+RATES_BETWEEN_STEPS = (10, 50)  # after threads and workers have started, within the first block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The specification of a run by `launch`; `result` is relative to the repository if it lies inside."""
+    """The specification that `launch` writes; `result` is relative to the repository if it lies inside."""
 
     config: dict[str, Any]
     seed: int
     system: str
     result: str
     expected_s: float | None  # median of the earlier runs of this configuration on this system
-    drops_caches: bool = False  # the whole machine's, not only the pages of the data
+    drops_caches: bool = False  # the page cache of the whole machine, not only the data's pages
     needs_gpu: bool = False  # never fall back to the CPU silently
-    checkpoint: str | None = None  # to go on from
-    most_threads: int | None = None  # beside the programs that were there when the run started
+    checkpoint: str | None = None  # the file to resume from
+    most_threads: int | None = None  # of a rank beside other programs; None: torch's default
     processor: str = ""
     bf16_instructions: tuple[str, ...] = ()
 
@@ -62,8 +61,8 @@ class Spec:
 class TrainingRun(Training):
     """One run: training, data, clock and log. Quality is a fraction, times are seconds.
 
-    Every rank takes the same steps and decisions; the log and the screen are those of rank 0. `slot` reports
-    the progress of this rank to the launcher.
+    Every rank takes the same steps and decisions; rank 0 alone logs and prints. `slot` reports the progress
+    of this rank to the launcher.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class TrainingRun(Training):
         self.rate, self.quality = 0.0, 0.0
         self.started = time.monotonic()  # run_start sets it anew
         self.waited_s, self.loading_s, self.rates_from = 0.0, 0.0, (0.0, 0.0, 0.0)
-        self.first_step = 0  # of this process
+        self.first_step = 0  # that this process takes
         self.shows_warm_up = False
-        self.epoch: int | None = None  # that is open in the log
+        self.epoch: int | None = None  # the epoch open in the log
         every = config.checkpoint_every
         self.steps_per_checkpoint = config.steps(every) if every else self.plan.num_steps
 
@@ -94,14 +93,14 @@ class TrainingRun(Training):
             self.clock.occasional_line(f"  {waited}: {number} of {num_shapes} shapes are warmed up")
 
     def train(self) -> bool:
-        """Train until an evaluation reaches the target, or to the end; returns whether the last one did."""
+        """Train until an evaluation reaches the target, or to the end; returns whether the last did."""
         if self.first_step == 0:
             self.log.event("dataset_fingerprint", data_fingerprint(self.config))
         batches = self.benchmark.train_batches(self.first_step)
         for first, last in itertools.pairwise((0, *self.plan.evaluation_steps)):
-            if 0 < self.first_step >= last:  # evaluated before a checkpoint
+            if 0 < self.first_step >= last:  # this evaluation came before the checkpoint
                 continue
-            if last > first:  # not for an evaluation of the untrained model
+            if last > first:  # else the untrained model is evaluated
                 self.train_block(batches, first, last)
             self.quality = self.evaluate()
             if self.quality >= self.config.target and self.config.stop_at_target:
@@ -109,11 +108,11 @@ class TrainingRun(Training):
         return self.quality >= self.config.target
 
     def train_block(self, batches: Iterator[Batch], first: int, last: int) -> None:
-        """Take the steps from `first` to `last` and log them as one block."""
+        """Take the steps range(first, last) and log them as one block."""
         number = self.benchmark.epoch_number(first * self.config.global_batch_size + 1)
         until = self.benchmark.epoch_number(last * self.config.global_batch_size)
         self.log.check_file()
-        if self.log.state == "run":  # else a checkpoint was taken inside this block
+        if self.log.state == "run":  # else the run is resumed inside this block
             self.clock.start()  # before the record, whose writing may take long
             self.log.start("block_start", first_epoch_num=number, epoch_count=until - number + 1)
             self.watch.start_block()
@@ -135,7 +134,7 @@ class TrainingRun(Training):
                 self.report_rates(step + 1)
         self.slot.enter(last, BETWEEN)
         self.change_epoch(None)
-        last_loss = self.clock.finish_loss(loss)  # the steps end here, the host may be ahead of them
+        last_loss = self.clock.finish_loss(loss)  # waits for the device, which the host is ahead of
         self.rate = self.clock.pace() * self.config.global_batch_size
         where = {"epoch_num": until, "samples": self.num_samples}
         self.log.event("throughput", self.clock.steps_per_s() * self.config.global_batch_size, **where)
@@ -149,7 +148,7 @@ class TrainingRun(Training):
         self.log.stop("block_stop", first_epoch_num=number)
 
     def report_rates(self, step: int) -> None:
-        """After the second of two steps, say what holds those between them up: the loader or the step."""
+        """After the second of RATES_BETWEEN_STEPS, print the rates of loader and step, and the bottleneck."""
         now = time.perf_counter()
         first_at, first_waited, first_loading = self.rates_from
         self.rates_from = now, self.waited_s, self.loading_s
@@ -165,7 +164,7 @@ class TrainingRun(Training):
             self.clock.line(f"  {self.benchmark.names.samples}/s: {line}")
 
     def change_epoch(self, started: int | None) -> None:
-        """Log the border between two epochs; an epoch that an evaluation divides is logged in both blocks."""
+        """Log the end of the open epoch and the start of another; the end of a block ends its epoch, too."""
         if self.epoch is not None:
             self.log.stop("epoch_stop", epoch_num=self.epoch)
         if started is not None:
@@ -174,7 +173,7 @@ class TrainingRun(Training):
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """Evaluate the whole set and log the quality: all correct predictions, divided once."""
+        """Evaluate the whole set and log the quality: all correct predictions over all predictions."""
         step = self.clock.num_steps
         self.slot.enter(step, EVALUATING)
         number = self.benchmark.epochs_finished(self.num_samples)
@@ -214,7 +213,7 @@ class TrainingRun(Training):
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
         elapsed = time.monotonic() - self.started
         steps_left = self.plan.num_steps - num_steps
-        expected_s = 0.0 if self.first_step else self.spec.expected_s or 0.0  # a resumed run has had a gap
+        expected_s = 0.0 if self.first_step else self.spec.expected_s or 0.0  # elapsed includes the gap
         is_evaluated = self.plan.evaluation_steps[0] < num_steps
         quality = f"quality {self.quality:.4f} of {self.config.target:g}"
         parts = {
@@ -229,7 +228,7 @@ class TrainingRun(Training):
 
 
 def log_head(log: RunLog, run: TrainingRun) -> None:
-    """Log what is known before the clock starts: submission, recipe, hardware."""
+    """Log submission, recipe and hardware, before the clock starts."""
     config, spec = run.config, run.spec
     group = run.optimizer.param_groups[0]
     for key, value in {
@@ -281,14 +280,14 @@ def log_loaded(log: RunLog, run: TrainingRun) -> None:
 
 
 def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
-    """Run once. Returns the exit code: 1 when the run should reach its target and did not, else 0.
+    """Make one run; returns the exit code: 1 if it had to reach its target and did not, else 0.
 
     When the run fails, the launcher closes the log and states the reason.
     """
     module = benchmark_module(spec.config["benchmark"])
     config = config_class(spec.config["benchmark"]).model_validate(spec.config)
     result = WORKSPACE / spec.result if rank_info.rank == 0 else Path(os.devnull)
-    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # its first start is in the log already
+    log = RunLog(Path(os.devnull) if spec.checkpoint else result)  # the log of its first start goes on
     benchmark = module.Benchmark(config, seed=spec.seed, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log, slot)
     if spec.needs_gpu and not torch.cuda.is_available():
@@ -332,7 +331,7 @@ def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
 
 
 def save(run: TrainingRun, step: int) -> None:
-    """Write the checkpoint from which `step` is the next to be taken. Collective; rank 0 writes.
+    """Write a checkpoint whose next step is `step`. Collective; rank 0 writes the file.
 
     When it cannot be written, the previous one stays, the log and a line say so, and training continues.
     """
@@ -372,7 +371,7 @@ def save(run: TrainingRun, step: int) -> None:
 def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
     """Set an initialized run to the state in a checkpoint; returns the seconds since its first run_start.
 
-    `result` becomes the log up to there, then the head of the command that goes on, then `resumed`.
+    `result` then holds the log up to the checkpoint, the head of the resuming command, and `resumed`.
     """
     with distributed.raise_on_all_ranks():
         facts = read_facts(checkpoint)

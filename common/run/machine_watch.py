@@ -11,7 +11,7 @@ from common.training import distributed
 from common.training.ranks import RankInfo
 
 BETWEEN_LOOKS_S = 1.0
-NUM_CROWDED = 2  # looks in a row, after which other programs are believed to stay
+NUM_CROWDED = 2  # measurements in a row, after which other programs are expected to stay
 
 
 class MachineWatch:

@@ -1,7 +1,7 @@
 """The only writer of :::MLLOG lines.
 
-It refuses records in an order that the rules forbid, and values that JSON would lose. Each record carries the
-hash of the one before (common/evidence/sealed/chain.py).
+It refuses records in an order that MLPerf's rules forbid, and values that JSON cannot hold. Each record
+carries the hash of the one before (common/evidence/sealed/chain.py).
 """
 
 import hashlib
@@ -48,8 +48,8 @@ ONCE = ("seed", "train_samples", "eval_samples")
 class Lines(logging.FileHandler):
     """A log file that raises its first error, and again for every later line; `logging` would only print it.
 
-    MLPerf's logger catches what a handler raises and writes a line of its own instead: that line fails, too.
-    `chain` is over the file from its last record on, what stood there before included.
+    MLPerf's logger catches the error and writes a line about it instead: that line raises the error again.
+    `chain` is the SHA-256 of the file from its last record on, also of text from before this handler.
     """
 
     def __init__(self, path: Path) -> None:
@@ -141,7 +141,7 @@ class RunLog:
     def _synchronize(self) -> None:
         """Wait until a finished run is on the disk: a power cut must not take it."""
         path = Path(self.handler.baseFilename)
-        if path.is_file():  # not of another rank than 0
+        if path.is_file():  # other ranks write to the null device
             with explain_os_error("the disk may not hold the log", path.name):
                 synchronize(path)
                 synchronize(path.parent)
@@ -168,7 +168,7 @@ def abort(path: Path, **metadata: Any) -> bool:
     Returns False, and writes nothing, when the clock had not been started or was stopped already.
     """
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]  # without the line that the process died in
+    whole = content[: content.rfind(b"\n") + 1]  # without the line that was cut when the process died
     text = whole.decode("ascii", errors="replace")
     keys = re.findall(rf'{TOKEN} .*?"key": "(run_start|run_stop)"', text)
     if keys != ["run_start"]:

@@ -1,4 +1,4 @@
-"""Finds the checkpoint of an interrupted run, and checks that it belongs to the run that is to go on.
+"""Finds the checkpoint of an interrupted run, and checks that it belongs to the run to be resumed.
 
 The checkpoint of `result_N.txt` is `result_N.safetensors` beside it. A resumed run is for research: its log
 is a new result that says `resumed`, the audit names it and no score counts it unless asked to. Needs no
@@ -21,9 +21,9 @@ from common.files import remove_draft
 from common.run.run_set import RunSet
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
-MAX_RESUMED = 100  # times that a run went on
-RESUME = ("--resume", "--resum", "--resu")  # argparse takes the first letters, here not those of --results
-FREE_KEYS = ("checkpoint_every", "data.directory")  # nothing that is trained depends on them
+MAX_RESUMED = 100  # times that a run was resumed
+RESUME = ("--resume", "--resum", "--resu")  # prefixes that argparse accepts: --res may be --results
+FREE_KEYS = ("checkpoint_every", "data.directory")  # they do not affect the training
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def check_options(args: argparse.Namespace, run_set: RunSet) -> None:
 
 
 def last_checkpoint(result: Path) -> Path:
-    """Find the checkpoint of a result; if it has none of its own, that of the result it went on from."""
+    """Find the checkpoint of a result, else of the result that it was resumed from."""
     for _ in range(MAX_RESUMED):
         before = None if checkpoint_of(result).is_file() else find_resumed_result(result)
         if before is None:
@@ -63,7 +63,7 @@ def last_checkpoint(result: Path) -> Path:
 
 
 def find_resumed_result(result: Path) -> Path | None:
-    """Read in a result's command which result, in the same folder, it went on from."""
+    """Read in a result's command which result of the same folder it was resumed from."""
     lines = result.read_text("ascii", errors="replace").splitlines() if result.is_file() else []
     commands = [line for line in lines if line.startswith("# command: ")]
     try:
@@ -93,9 +93,9 @@ def check_facts(facts: Facts, num_steps: int, where: Path) -> None:
 
 
 def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet:
-    """Return the run that goes on from the last checkpoint of `result`; `seed` is the one asked for, if any.
+    """Return the run that resumes the last checkpoint of `result`; `seed` is that of --seed, if any.
 
-    Raises UserError when there is no checkpoint, or it belongs to another run: the first difference.
+    Raises UserError for no checkpoint, or for one of another run, with the first difference.
     """
     checkpoint = last_checkpoint(result.resolve())
     if not checkpoint.is_file():
@@ -119,7 +119,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         run_set.system,
     )
     differences = sorted(all_differences(before, requested), key=lambda change: change.key == "system")
-    for key, there, here in differences[:1]:  # the name of a system says again what differs
+    for key, there, here in differences[:1]:  # the system comes last: its name repeats differences
         what = f"belongs to another run: {key} is {there} there, {here} here"
         if key == "system" and run_set.why_apart:  # by other code or versions
             what += f" ({run_set.why_apart})"

@@ -1,4 +1,4 @@
-"""The runs of a set as they are planned, and the end of one."""
+"""A planned run set, and the end of one of its runs."""
 
 import re
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from common.config.schema import Loaded
 from common.evidence.text import size_title
 from common.training import ranks
 
-REPLAY = "replay"  # a cell whose result nobody keeps: its path is not printed
-HUNG_AFTER_S = 300  # no rank takes so long for a step, or for a batch of an evaluation
+REPLAY = "replay"  # a cell whose result is removed, so that its path is not printed
+HUNG_AFTER_S = 300  # longer than any healthy step or batch of an evaluation
 UNWRITABLE = "cannot write results here"
 RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
 
@@ -19,10 +19,10 @@ RESULT = re.compile(r"result_([0-9]{1,9})\.txt")
 class RunSet:
     """The runs of one configuration on this system; `directory` holds their results.
 
-    `num_ranks` is the number to start here: 1 also below torchrun or srun. A continued set has `num_done`
-    finished runs, whose seeds are not read, and `num_more` unfinished ones; new results are numbered from
-    `first_index`. With a `checkpoint` the one run goes on from there. A `cell` is the place of the set in a
-    study. With a `public_value` the seeds are derived from it.
+    `why_apart` says why the folder's name states a difference. `num_ranks` is the number to start here: 1
+    also under torchrun or srun. A continued set has `num_done` finished runs, whose seeds are not read, and
+    `num_more` unfinished ones; new results are numbered from `first_index`. The one run is resumed from a
+    `checkpoint`. A `cell` is the place of the set in a study. Seeds are derived from a `public_value`.
     """
 
     loaded: Loaded
@@ -40,7 +40,7 @@ class RunSet:
     checkpoint: Path | None = None
     cell: str = ""
     public_value: str = ""
-    preflight: tuple[str, ...] = ()  # what was not well on this machine; a fault was forced past
+    preflight: tuple[str, ...] = ()  # warnings of the checks, and faults that --force ignored
 
     @property
     def system(self) -> str:
@@ -57,7 +57,7 @@ class RunSet:
 
     @property
     def makes_one_run(self) -> bool:
-        """True below torchrun or srun, where each start of the command makes one run."""
+        """True under torchrun or srun, where each start of the command makes one run."""
         return self.world_size > self.num_ranks
 
 

@@ -67,10 +67,10 @@ def add_options_of_runs(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
-    """Lock folders for the runs that are made in them; waits for another process that does the same.
+    """Lock the folders of run sets; waits for another process that holds a lock.
 
-    Then removes what killed launchers have left of runs that were never timed. Raises UserError where nothing
-    can be written.
+    Then removes the files that killed launchers left of runs without run_start. Raises UserError for a folder
+    that cannot be written.
     """
     with ExitStack() as held:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
@@ -128,10 +128,10 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     )
 
 
-def lacks_no_run(run_set: RunSet) -> bool:
-    """Say for a rank other than 0 whether rank 0 will find every run there, and start none.
+def is_complete(run_set: RunSet) -> bool:
+    """True if no run is missing: a rank other than 0 then need not wait, since rank 0 starts none.
 
-    Rank 0 may have begun its work, but no run ends before all ranks take part: all count the same.
+    Rank 0 may be ahead, but no run ends before all ranks take part, so all ranks count the same.
     """
     logs = map(read_log, run_set.directory.glob("result_*.txt"))
     return sum(log.came_to_its_end and not log.is_resumed for log in logs) >= run_set.num_runs
@@ -159,10 +159,10 @@ def run_all(
 ) -> int:
     """Make one run of each set in turn; returns the first exit code that was not 0.
 
-    An authority stamps them if one was named. A run that fails does not end its set, unless with `fail_fast`.
-    An interruption ends all sets, and so does a mistake that every run would meet before its clock starts.
-    The summary at the end counts the missing runs. Raises UserError before the first run where a set cannot
-    be sealed.
+    A time-stamp authority stamps them if one was named. A run that fails does not end its set, unless with
+    `fail_fast`. An interruption ends all sets, and so does a mistake that every run would meet before its
+    clock starts. The summary at the end counts the missing runs. Raises UserError before the first run where
+    a set cannot be sealed.
     """
     codes: list[int] = []
     outcomes: dict[str, Counter[str]] = {run_set.title: Counter() for run_set in run_sets}
@@ -194,7 +194,7 @@ def run_all(
 
 
 def list_turns(run_sets: Sequence[RunSet]) -> list[tuple[RunSet, int]]:
-    """List the runs to make, one of each set in turn; below torchrun or srun the next run alone."""
+    """List the runs to make, one of each set in turn; under torchrun or srun only the next run."""
     turns = [
         (run_set, number)
         for number in range(max(run_set.num_runs for run_set in run_sets))

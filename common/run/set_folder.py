@@ -1,7 +1,7 @@
 """The folder of a run set, which holds one recipe and whose name says what differs from the plain one.
 
-`<hardware>[-mini]-<configuration>` holds the runs of the configuration as its file states it, made in the way
-that is this machine's default. What a person changes follows: `...-optimized+optimizer.learning_rate=0.1`. A
+`<hardware>[-mini]-<configuration>` holds the runs of the configuration as its file states it, with this
+machine's default ranks, device and threads. Changes follow: `...-optimized+optimizer.learning_rate=0.1`. A
 folder that holds runs of another recipe, say of the code before a commit that changed it, is left alone: new
 runs get a folder of their own, `...-optimized+commit=abc1234`, and the same command finds it again. A commit
 that changes nothing that a run loads (a page, a test, a command) is no other code, see common/repository.py:
@@ -49,7 +49,7 @@ TEXT = re.compile(r"[A-Za-z0-9._-]{1,24}")  # of a value that stands in a name a
 def choose_folder(
     loaded: Loaded, results: Path, mlperf_name: str, num_ranks: int, *, tuned_from: str = ""
 ) -> tuple[Path, str]:
-    """Choose the folder of a configuration's runs, which holds no others; returns also why it is not plain.
+    """Choose a folder for a configuration's runs alone; returns also why its name is not the plain one.
 
     It is results/<system>/<resnet|bert>. Raises UserError when no name is left. A configuration that -O1 or
     -O2 has written is `tuned_from` another one.
@@ -61,7 +61,7 @@ def choose_folder(
     candidates, why = [name_variant(name, named, now)], ""
     while True:
         directory = results / candidates[-1] / mlperf_name
-        other = first_other(directory, config, now)
+        other = find_other_recipe(directory, config, now)
         if other is None:
             return directory, why
         path, keys, (key, before, after) = other
@@ -78,35 +78,34 @@ def choose_folder(
 def find_changes(loaded: Loaded, num_ranks: int, tuned_from: str = "") -> tuple[list[str], Recipe]:
     """Return the keys that a folder's name states, and the recipe of a run that starts now, without software.
 
-    They are what a person changed of the configuration's file, or of the one that it is `tuned_from`, else
-    what a method changed. What tuning changed is in the name of the tuned configuration.
+    The keys are those that a person changed, else those that a method changed, against the configuration's
+    file or the one that it is `tuned_from`. The name of a tuned configuration states what tuning changed.
     """
     config = loaded.config
     plain = load_config(config.benchmark, tuned_from or loaded.source, size=config.size, settings=[]).config
-    way, default = choose_ways(config, num_ranks)
-    now = of_values(config) | way
+    execution, default = describe_execution(config, num_ranks)
+    now = of_values(config) | execution
     changed = [change.key for change in all_differences(of_values(plain) | default, now)]
     asked = [key for key in changed if is_asked(loaded, key)]
     return asked or ([] if tuned_from else changed), now
 
 
-def choose_ways(config: RunConfig, num_ranks: int) -> tuple[Recipe, Recipe]:
+def describe_execution(config: RunConfig, num_ranks: int) -> tuple[Recipe, Recipe]:
     """Return the ranks, device and threads of a run that starts now, and the defaults of this machine.
 
-    Threads count where the CPU computes. A run that torchrun or srun has started has no defaults: the two are
-    equal.
+    Threads are stated where the CPU computes. For a run that torchrun or srun has started the two are equal.
     """
 
-    def way(num_ranks: int, has_gpu: bool, threads: int) -> Recipe:
+    def describe(num_ranks: int, has_gpu: bool, threads: int) -> Recipe:
         facts = {"device": "GPU"} if has_gpu else {"device": "CPU", "threads": threads}
         return {"ranks": num_ranks, **facts}
 
     num_started, gpus = ranks.read_rank_info().world_size, hardware.gpu_names()
-    now = way(ranks.count_all(num_ranks), hardware.count_gpus() > 0, num_threads(num_ranks))
+    now = describe(ranks.count_all(num_ranks), hardware.count_gpus() > 0, num_threads(num_ranks))
     if num_started > 1:
         return now, now
     usual = min(len(gpus) or 1, config.global_batch_size)
-    return now, way(usual, bool(gpus), num_threads(usual, is_asked=False))
+    return now, describe(usual, bool(gpus), num_threads(usual, is_asked=False))
 
 
 def is_asked(loaded: Loaded, key: str) -> bool:
@@ -123,7 +122,9 @@ def of_values(config: RunConfig) -> Recipe:
     return of_configuration(yaml_file.parse_head([to_yaml(config)]) or {})
 
 
-def first_other(directory: Path, config: RunConfig, now: Recipe) -> tuple[Path, list[str], Difference] | None:
+def find_other_recipe(
+    directory: Path, config: RunConfig, now: Recipe
+) -> tuple[Path, list[str], Difference] | None:
     """Find the first result of another recipe in a folder, or its seal, with the keys that differ."""
     for path, recipe in stated_recipes(directory, config):
         if changes := list(all_differences(recipe, now)):
@@ -147,7 +148,7 @@ def recipe_of_result(log: Log, config: RunConfig) -> Recipe:
 
 
 def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Add the defaults of keys that are younger than a result to its values."""
+    """Add to a result's values the defaults of keys that are newer than the result."""
     fields = model.model_fields.items()
     complete = {key: field.default for key, field in fields if not field.is_required()} | values
     for key, field in fields:
@@ -157,12 +158,12 @@ def with_defaults(model: type[BaseModel], values: dict[str, Any]) -> dict[str, A
 
 
 def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool = False) -> str:
-    """Return `<name>+<key>=<value>...`, with a hash where that is too long or not plain.
+    """Return `<name>+<key>=<value>...`; if it is too long or not plain, a digest ends it.
 
-    Raises UserError when the plain name leaves no room for that.
+    Raises UserError when `name` leaves no room for the digest.
     """
-    named = (key for key in keys if key != "methods")  # empty here or there: the other side's are named
-    parts = dict(name_part(key, now) for key in named)  # code and commit have one text
+    named = (key for key in keys if key != "methods")  # empty on one side; the methods of the other are named
+    parts = dict(name_part(key, now) for key in named)  # code and commit give the same part
     full = "+".join([name, *parts])
     if all(parts.values()) and not is_hashed and len(full) <= MAX_NAME:
         return full
@@ -177,7 +178,7 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
 
 
 def name_part(key: str, now: Recipe) -> tuple[str, bool]:
-    """Write a key with its value for a folder's name; returns also whether that is all of the value."""
+    """Write a key and its value for a folder's name; returns also whether the value is complete."""
     if key in ("code", "commit"):
         return repository.code_state().short, True
     path = key.split(".")
@@ -190,11 +191,10 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
 
 
 def num_threads(num_ranks: int, *, is_asked: bool = True) -> int:
-    """Return the threads of a rank on the CPU: what torch takes in a person's environment, else the default.
+    """Return the CPU threads of a rank: the number that the environment sets, else the default.
 
-    torch knows MKL_NUM_THREADS, else OMP_NUM_THREADS, and takes no more than there are physical cores.
-    OMP_THREAD_LIMIT it does not know, but OpenMP obeys it. Beside other programs fewer may compute; the log
-    of a block says how many.
+    torch reads MKL_NUM_THREADS, else OMP_NUM_THREADS, and takes at most the number of physical cores; OpenMP
+    also obeys OMP_THREAD_LIMIT. Beside other programs a run may use fewer: each block's log has the number.
     """
     import torch  # the configuration's benchmark has imported it
 

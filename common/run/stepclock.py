@@ -13,7 +13,7 @@ from torch import Tensor
 FETCH_EVERY_S = 0.5  # how often the loss is fetched and the progress line redrawn
 PRINT_EVERY_S = 10.0  # how often a line is printed where no line can be redrawn
 DROPPED = ("rate", "loss", "elapsed", "step", "left", "quality")  # from the progress line, in this order
-LOADER_BOUND = 0.1  # of the time spent waiting for batches
+LOADER_BOUND = 0.1  # of the time is spent waiting: above, the loader is the bottleneck
 
 
 def bottleneck(
@@ -22,8 +22,8 @@ def bottleneck(
     """Describe the rates of loader and step, alone and together, and name the bottleneck.
 
     In `elapsed_s` the training took `num_samples`, and waited `waited_s` for them. The step alone takes the
-    rest, but not less than `computed_s`, the time of its passes alone: a GPU computes on while its host
-    waits. The loader worked for `loading_s`; None: unknown, its rate is then at least that of both together.
+    rest, but not less than `computed_s`, the time of its passes alone: a GPU computes while its host waits.
+    The loader worked for `loading_s`; None: unknown, and its rate is at least that of both together.
     """
     is_waiting = waited_s > LOADER_BOUND * elapsed_s
     together = num_samples / elapsed_s
@@ -51,7 +51,7 @@ def join_parts(parts: Mapping[str, str], width: int | None) -> str:
 
 
 def time_left(num_steps: int, steps_per_s: float, until_expected_s: float) -> str:
-    """Estimate the time left: from earlier runs, else that of all steps left, without evaluations."""
+    """Describe the time left: by earlier runs, else to the last step, without evaluations."""
     if until_expected_s > 0:
         return f"about {duration(until_expected_s)} left"
     return f"about {duration(num_steps / max(steps_per_s, 1e-9))} to the last step"
@@ -114,7 +114,7 @@ class StepClock:
             self.occasional_line(text)
 
     def pace(self) -> float:
-        """Return the steps per second of this process in the block: no gap before it counts."""
+        """Return the steps per second of this process in the block, without the gap before a resumption."""
         return (self.num_steps - self.steps_before_pace) / max(time.monotonic() - self.paced_from, 1e-9)
 
     def steps_per_s(self) -> float:

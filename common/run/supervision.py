@@ -38,11 +38,10 @@ STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_S
 
 
 def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
-    """Return what tells each rank of this machine its place, as torchrun would.
+    """Return the environment variables of each rank of this machine, as torchrun would set them.
 
     The ranks meet in a file in `folder`: torchrun opens a port on every interface, whose messages it
-    unpickles, and one machine needs none. What gloo and NCCL listen at is the loopback interface. A lone rank
-    needs nothing.
+    unpickles. gloo and NCCL listen on the loopback interface. A single rank needs no variables.
     """
     if num_ranks == 1:
         return [{}]
@@ -51,21 +50,21 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
         "LOCAL_WORLD_SIZE": str(num_ranks),
         STORE: str(Path(folder, "store")),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or LOOPBACK,
-        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={LOOPBACK}",  # = is for: no other
+        "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={LOOPBACK}",  # =: this name exactly
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_of_rank(num_ranks)),
     }
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
 def temporary_environment(folder: str) -> dict[str, str]:
-    """Return what makes a rank and its workers keep their temporary files in `folder`.
+    """Return the environment variables that put temporary files of a rank and its workers in `folder`.
 
-    A process that is killed leaves its own there. What torch has compiled is for the next run, too, and stays
-    where it would be.
+    A killed process leaves its files there. Kernels that torch compiles stay in its usual cache, for the next
+    run.
     """
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in a container
+    except (KeyError, OSError):  # a user id without a name, as in a container
         user = f"uid_{os.getuid()}"
     kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
@@ -106,7 +105,7 @@ def supervise(
 class Watchdog:
     """Ends the `local_ranks` when none of them has made progress for `limit_s`.
 
-    It is asked to check their slots once a second, and counts that: a machine that slept is no hung rank.
+    `check` is called once a second, and the calls are counted: a rank does not hang while its machine sleeps.
     """
 
     def __init__(self, heartbeat: Heartbeat, local_ranks: Sequence[int], limit_s: float) -> None:
@@ -124,7 +123,7 @@ class Watchdog:
             self.quiet_s = 0.0
 
     def allowed_s(self) -> float:
-        """The limit without progress: longer until every rank has started and taken a step."""
+        """The longest time without progress: more until every rank has taken a step."""
         is_running = all(self.heartbeat.slots[rank].step for rank in self.local_ranks)
         return self.limit_s if is_running else max(self.limit_s, START_S)
 
@@ -139,7 +138,9 @@ class Watchdog:
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
         self.heartbeat.record_death(late[0], cause)
-        for rank in sorted(running, key=lambda number: states[number] in STUCK):  # which wake up, last
+        for rank in sorted(
+            running, key=lambda number: states[number] in STUCK
+        ):  # stopped ranks last: SIGCONT wakes them
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):
@@ -148,7 +149,7 @@ class Watchdog:
         processes.signal(signal.SIGKILL)
 
     def late(self, states: dict[int, str]) -> list[int]:
-        """Return the ranks that the others wait for: of those with the fewest steps the stopped, or all.
+        """Return the ranks that the others wait for: the ones with the least progress, or their stopped ones.
 
         Ranks meet in every step, so a waiting rank has taken at least as many steps as the one that it waits
         for.

@@ -37,7 +37,7 @@ INTERRUPTED_S = 5.0  # for the main thread to end by itself; less than the launc
 
 
 def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
-    """Run as one of the ranks, or alone, by the specification that rank 0 has. Returns the exit code.
+    """Run this rank by the specification that rank 0 reads; returns the exit code.
 
     A failing rank reports its error to the launcher. Ranks other than 0, and ranks that may only have lost a
     peer, then wait, so that the launcher ends them and the original error is reported.
@@ -45,9 +45,9 @@ def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
     try:
         try:
             with distributed.process_group(rank_info):
-                orders = heartbeat.orders if rank_info.rank == 0 else {}
-                code = timed_run(Spec(**distributed.broadcast(orders)), rank_info, slot)
-                leave(code)  # the group's own end may abort a rank whose result is whole
+                spec = heartbeat.spec if rank_info.rank == 0 else {}
+                code = timed_run(Spec(**distributed.broadcast(spec)), rank_info, slot)
+                leave(code)  # destroying the process group may abort a rank whose result is whole
         except Exception as error:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch raises here when a worker ends
             slot.fail(describe_error(error))
@@ -66,7 +66,7 @@ def tidy_up(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
     if not heartbeat.is_shutting_down:
         if rank_info.rank == 0:
-            mllog.abort(WORKSPACE / heartbeat.orders["result"], reason=heartbeat.interruption())
+            mllog.abort(WORKSPACE / heartbeat.spec["result"], reason=heartbeat.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 
@@ -80,7 +80,9 @@ def end_in_time(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a worker tells itself alone
+    os.register_at_fork(
+        after_in_child=lambda: signal.set_wakeup_fd(-1)
+    )  # a loader's worker must not write to it
     signal.signal(signal.SIGTERM, raise_interrupt)
 
     def watch() -> None:
@@ -98,7 +100,7 @@ def leave(code: int) -> NoReturn:
     if threading.current_thread() is threading.main_thread():
         ignore_ending_signals()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    threading.excepthook = lambda _: None  # of a thread that reads what a worker sends
+    threading.excepthook = lambda _: None  # silences threads that read from a worker
     workers, deadline = multiprocessing.active_children(), time.monotonic() + WORKERS_END_S
     for worker in workers:
         worker.terminate()
@@ -122,9 +124,9 @@ def has_lost_peer(error: Exception) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Take the message of a UserError; of other errors the class and the first line.
+    """Return the message of a UserError, and the class and first line of any other error.
 
-    The launcher of a lost peer knows its cause. On another machine its own output has it, not this log.
+    The launcher knows why a peer on this machine died; the output of another machine says why its peers did.
     """
     if isinstance(error, UserError):
         return str(error)
