@@ -16,7 +16,7 @@ from common.training.ranks import RankInfo
 
 
 def mark_unverified(loaded: Loaded, num_ranks: int) -> Loaded:
-    """Add to the configuration's changes what makes it an unverified recipe."""
+    """Add to the configuration's changes each difference that makes its recipe an unverified one."""
     config = loaded.config
     recipe = load_config(config.benchmark, loaded.source, size=config.size, settings=[]).config
     differences = []
@@ -37,7 +37,9 @@ def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     if not benchmark_module(name, "probes").Probes.has_batch_norm:
         return []
     kind = benchmark_module(name).Benchmark
-    ends = [RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)]  # least and most
+    ends = [
+        RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)
+    ]  # the fewest and the most samples
     return sorted(
         {size for end in ends for size in kind(loaded.config, seed=0, rank_info=end).micro_batch_sizes}
     )

@@ -78,7 +78,7 @@ class Benchmark(ABC):
     def synthetic_batches(self) -> Iterator[Batch]:
         """Yield micro-batches of random values in every shape that training will see: warm-up without data.
 
-        The first has the same place in the order of every rank.
+        On every rank the first one has the same place in the order by size.
         """
 
     @abstractmethod
@@ -94,7 +94,7 @@ class Benchmark(ABC):
         """Yield this rank's part of the evaluation set; the ranks together see every sample once."""
 
     def backends(self) -> dict[str, Backend]:
-        """Return the implementation in use of each part that has several, such as "attention"."""
+        """Map each part that has several implementations, such as "attention", to the one in use."""
         return {}
 
     @abstractmethod

@@ -3,7 +3,7 @@
 What.               what it does
 Effect on quality.  published and measured
 Effect on time.     the same
-Relieves.           some of RELIEVES, with commas; free text after a full stop, colon or semicolon
+Relieves.           entries of RELIEVES, with commas; free text after a full stop, colon or semicolon
 When not.           where it does harm
 Use.                its one or two lines in a plain PyTorch loop, each `PLACE: code in backticks`;
                     `PLACE after NAME, NAME:` where the lines of other methods come before
@@ -67,9 +67,9 @@ LINE = re.compile(rf"(?:({'|'.join(PLACES)})(?: after ([a-z0-9_, ]+))?: )?`([^`]
 
 
 class Measured(Strict):
-    """Training steps a second with a method over those without, as `ttt list methods --measure` writes it.
+    """The ratio of steps per second with and without a method, as `ttt list methods --measure` writes it.
 
-    `pairs` are samples/s of both, in new processes for each pair; loader and evaluation are not in them.
+    `pairs` are samples/s without and with it, in new processes for each pair; loader and evaluation excluded.
     """
 
     method: str
@@ -137,7 +137,7 @@ class Card:
 
     @property
     def measured(self) -> str:
-        """The figures of the committed files that are of this method, in words; one pair is no result yet."""
+        """The committed measurements of this method, in words; those of a single pair are left out."""
         figures = [read_measured(file) for file in sorted(MEASURED.glob(f"*-{self.name}.json"))]
         return " ".join(figure.describe() for figure in figures if figure.low is not None) or "Not measured."
 
@@ -147,7 +147,7 @@ class Card:
 
     @property
     def use(self) -> list[tuple[str, str]]:
-        """Its lines, each with one of PLACES: where it stands in a plain loop."""
+        """The lines of its section `Use`, each with its place in a plain loop, one of PLACES."""
         place, lines = "", []
         for named_place, _, code in LINE.findall(self.sections.get("Use", "")):
             place = named_place or place
@@ -156,7 +156,7 @@ class Card:
 
     @property
     def after(self) -> list[str]:
-        """The methods whose lines come before its own."""
+        """The methods whose lines come before those of this one."""
         named = [names for _, names, _ in LINE.findall(self.sections.get("Use", "")) if names]
         return ", ".join(named).split(", ") if named else []
 
@@ -165,7 +165,7 @@ class Card:
         return ROOT / module_file(self.module)
 
     def sources(self) -> dict[str, str]:
-        """Map the names that its lines call to the modules they come from."""
+        """Map the names that the lines of `use` call to the modules that define them."""
         called = {name for _, code in self.use for name in names_in(code)}
         modules = {name: USUAL[name] for name in called & USUAL.keys()}
         modules |= {name: module for name, module in plain_forms().items() if name in called}
@@ -178,7 +178,7 @@ class Card:
 
 
 def list_faults(card: Card) -> Iterator[str]:
-    """Yield what a card lacks, or says in other words than this module's."""
+    """Yield the faults of a card: missing sections, and words that this module does not know."""
     if missing := [name for name in SECTIONS if name not in card.sections]:
         yield f"its docstring has no section {', '.join(f'`{name}.`' for name in missing)}"
     elif tuple(card.sections) != SECTIONS:
@@ -205,7 +205,7 @@ def check_card(card: Card) -> Card:
 
 
 def format_line(code: str) -> str:
-    """Format a line: the body of a condition below it, two spaces before a comment."""
+    """Format a line of code: the body of an `if` below it, two spaces before a comment."""
     if code.startswith("if "):
         condition, _, block = code.partition(": ")
         return "\n    ".join([f"{condition}:", *block.split("; ")])

@@ -1,10 +1,10 @@
-"""Checkpoints: everything that later steps of a run depend on, in one file that is there whole or not at all.
+"""Checkpoints: everything that later steps of a run depend on, in one file, written whole or not at all.
 
-safetensors: parameters, buffers, optimizer state, what methods keep, torch's random state; as JSON in its
-header the rest (`checkpoint_header.Facts`). Nothing is pickled. Ranks share parameters and optimizer state,
-which stand once; buffers and random states are each rank's own. The position of the loader is the step.
-Tensors and facts stand beside their CRCs, which take a processor 0.26 s for each GiB (SHA-256 0.6 s, BLAKE2
-1.2 s).
+The safetensors file holds parameters, buffers, optimizer state, extra state of methods and torch's random
+state; its header holds the rest as JSON (`checkpoint_header.Facts`). Nothing is pickled. Parameters and
+optimizer state are equal on all ranks and saved once; each rank has its own buffers and random states. The
+step is also the position of the loader. CRC-32s of tensors and facts are saved, too: they take a processor
+0.26 s per GiB (SHA-256 0.6 s, BLAKE2 1.2 s).
 """
 
 import json
@@ -34,7 +34,7 @@ def modules(training: Training) -> dict[str, nn.Module]:
 
 
 def module_tensors(training: Training) -> tuple[Tensors, Tensors]:
-    """Collect the tensors that all ranks share, and those of this rank; tied ones once."""
+    """Collect the tensors that are equal on all ranks, and those of this rank; tied ones once."""
     shared, local = Tensors(), Tensors()
     for name, module in modules(training).items():
         shared |= {f"{name}.{key}": value.detach() for key, value in module.named_parameters()}

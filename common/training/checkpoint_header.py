@@ -24,7 +24,7 @@ class RandomState(Strict):
 class Facts(Strict):
     """The JSON in a checkpoint's header; times are seconds of the wall clock.
 
-    `step` is the next to be taken, `log` the log up to here, `random` the state of every rank.
+    `step` is the next step, `log` the text of the log so far, `random` the state of every rank.
     """
 
     step: int = Field(ge=0)
@@ -33,12 +33,12 @@ class Facts(Strict):
     system: str
     dataset_fingerprint: str
     config: dict[str, Any]
-    modules: tuple[str, ...]  # the model, and the methods that keep another
+    modules: tuple[str, ...]  # the model, and the methods with extra state
     scaler: dict[str, Any]
     random: tuple[RandomState, ...]
     log: str
     log_state: Literal["block", "epoch"]
-    epoch: int | None  # that is open in the log
+    epoch: int | None  # the one open in the log
     quality: Fraction
     started: Seconds
     block_started: Seconds

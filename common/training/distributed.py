@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 @contextmanager
 def process_group(rank_info: RankInfo) -> Iterator[None]:
-    """Join the process group, on a GPU of this rank if there are any. Raises UserError if none is left.
+    """Join the process group, on this rank's GPU if the machine has any; UserError if none is left for it.
 
-    After an error the group is not destroyed, which could block on the peers.
+    After an error the group is not destroyed, because that could wait for the peers.
     """
     if rank_info.world_size == 1:
         yield
@@ -45,10 +45,10 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
     else:
         store = None
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = host, _ = meeting_point()
-        look_up(host)
+        check_host(host)
     on_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
     if on_gpu:
-        if 1 < count <= rank_info.local_rank:  # one alone: srun shows each rank its own
+        if 1 < count <= rank_info.local_rank:  # of 1: srun shows each rank its own GPU alone
             what = f"no GPU is left for rank {rank_info.local_rank} of this machine, which has {count}"
             raise UserError(what)
         torch.cuda.set_device(rank_info.local_rank % count)
@@ -70,7 +70,7 @@ def process_group(rank_info: RankInfo) -> Iterator[None]:
         hint = "give all machines the same MASTER_ADDR and MASTER_PORT, of a port that is free"
         raise UserError(what, where=where, hint=hint) from error
     yield
-    barrier()  # nobody hangs up while another still reads
+    barrier()  # no rank disconnects while a peer still reads
     dist.destroy_process_group()
 
 
@@ -87,8 +87,8 @@ def report_waiting(where: str) -> Iterator[None]:
         timer.cancel()
 
 
-def look_up(host: str) -> None:
-    """Raise UserError for a name that is unknown here: torch would try for the whole of `TIMEOUT`."""
+def check_host(host: str) -> None:
+    """Raise UserError for a host name that does not resolve here: torch would retry until `TIMEOUT`."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -128,7 +128,7 @@ def all_reduce_mean(value: float) -> float:
 
 
 def all_reduce_max(values: Tensor) -> Tensor:
-    """Return the largest of all ranks at each place; the tensor is changed, and no host waits."""
+    """Take the elementwise maximum over all ranks, in place; the host does not wait."""
     if dist.is_initialized():
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
@@ -143,7 +143,7 @@ def broadcast(value: T) -> T:
 
 
 def all_gather(value: T) -> list[T]:
-    """Return the value of each rank, in their order."""
+    """Return the value of each rank, in the order of ranks."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -164,7 +164,7 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Module:
-    """Wrap the model so that its backward pass averages the gradients over the ranks; alone it stays.
+    """Wrap the model so that its backward pass averages the gradients; a single rank gets it as it is.
 
     Gradients are all-reduced in buckets during the backward pass, in bfloat16 with `compression` bf16.
     Buffers stay local to each rank: batch norm's statistics are those of its part of the batch, as in the
@@ -173,7 +173,7 @@ def wrap_ddp(model: nn.Module, *, compression: str, is_static: bool) -> nn.Modul
     if not dist.is_initialized():
         return model
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # renamed in torch 2.15, in 2.11 it is not
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.15 deprecates broadcast_buffers
         replica = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True, static_graph=is_static
         )

@@ -14,14 +14,14 @@ from common.machine.hardware import fast_precision
 from common.repository import config_class
 
 PRECISIONS = ("precision", "evaluation_precision")
-AUTO = " (auto)"  # behind the place of a key whose value this machine decided
+AUTO = " (auto)"  # ends the origin of a key whose value this machine decided
 MAX_EVALUATIONS = 10**6  # a plan lists them all
 
 
 def load_config(benchmark: str, configuration: str, *, size: str, settings: list[str]) -> Loaded:
     """Merge, check and freeze a configuration; `settings` are `key.path=value` texts.
 
-    What its name adds or leaves out, see common/config/names.py, counts as the first settings.
+    Changes in its name (common/config/names.py) are the first settings.
     Raises UserError that names file:line and the nearest valid key.
     """
     from common.training.method import apply_hook  # these load torch
@@ -46,7 +46,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
 def load_open(benchmark: str, configuration: str, *, size: str, settings: Sequence[str]) -> Loaded:
     """Load a configuration for a measurement or a study, whose runs are no submission.
 
-    It is of the open division: budgets, seeds and parts of batches break rules of the closed one.
+    Its division is open: budgets, seeds and parts of batches break rules of the closed one.
     """
     return load_config(benchmark, configuration, size=size, settings=[OPEN, *settings])
 
@@ -54,10 +54,10 @@ def load_open(benchmark: str, configuration: str, *, size: str, settings: Sequen
 def read_config(
     benchmark: str, configuration: str, *, size: str, settings: list[str]
 ) -> tuple[RunConfig, dict[tuple[str, ...], str], str]:
-    """Merge and check a configuration as it is written, for what none of its methods changes: its data.
+    """Merge and check a configuration without its methods, which change nothing about its data.
 
-    It needs no torch. Returns also the place of each key, and the name or the path of the file. Raises
-    UserError as `load_config` does.
+    Needs no torch. Returns also the origin of each key, and the name or path of the file. Raises UserError as
+    `load_config` does.
     """
     kind = config_class(benchmark)
     source, changes_of_name = split_name(benchmark, configuration, size=size)
@@ -94,7 +94,7 @@ def check_plan(config: RunConfig, origins: dict[tuple[str, ...], str]) -> None:
         raise UserError(what, where=f"{origins.get((key,), file)}: {key}")
 
     if config.micro_batch_size == "auto":
-        config.training_bytes(1)  # refuses where nobody has counted them
+        config.training_bytes(1)  # raises where the benchmark cannot tell
     if config.steps_per_epoch == 0:
         fail("global_batch_size", f"{config.global_batch_size} is more than the training set holds")
     if config.steps(config.evaluate_every) == 0:

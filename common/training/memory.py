@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits into memory; out of memory, the smallest change that keeps the batch."""
+"""The largest micro-batch that fits into memory; after a failed allocation, the next smaller one to try."""
 
 import math
 import re
@@ -11,7 +11,7 @@ import torch
 from common.errors import UserError
 from common.evidence.records import counted
 
-ALLOCATION_FAILED = (  # oneDNN does not say why it could not
+ALLOCATION_FAILED = (  # in errors' texts; oneDNN's do not name memory
     "out of memory",
     "defaultcpuallocator",
     "could not create a memory",
@@ -34,8 +34,7 @@ def explain_out_of_memory(
 ) -> Iterator[None]:
     """Turn a failed allocation in the block into an OutOfMemory that names the next smaller value of `key`.
 
-    `num_ranks` together compute `size` samples at a time of `num_samples`; a smaller size leaves `kept` as it
-    is.
+    All `num_ranks` together compute `size` of `num_samples` at a time; a smaller size does not change `kept`.
     """
     try:
         yield
@@ -55,7 +54,7 @@ def explain_out_of_memory(
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocation failed: on a GPU, in torch's allocator on the host, or in Python.
 
-    An error that arose from that one counts, too, such as that of a graph whose capture broke off.
+    An error that the failure caused counts, too, such as that of a broken CUDA graph capture.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
@@ -66,10 +65,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def total_bytes(device: torch.device, num_local: int) -> int:
-    """Return the memory of a GPU, or the part of the host's that each of its `num_local` ranks has.
-
-    It is the same in every run.
-    """
+    """Return the memory of a GPU, or the share of the host's for each of `num_local` ranks; never changes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return psutil.virtual_memory().total // num_local
@@ -81,7 +77,7 @@ def usable_bytes(device: torch.device, num_local: int) -> int:
 
 
 def fitting_size(num_samples: int, available: int, needed: Callable[[int], int]) -> int:
-    """Return the largest part of `num_samples` that needs at most the `available` bytes.
+    """Return the largest part of `num_samples` for which `needed` returns at most the `available` bytes.
 
     Raises UserError where not even one sample fits.
     """
@@ -97,7 +93,7 @@ def fitting_size(num_samples: int, available: int, needed: Callable[[int], int])
 
 
 def next_smaller(size: int, num_samples: int) -> int | None:
-    """Find the largest part of `num_samples` below `size`: equal parts if that at most halves them."""
+    """Find the largest divisor of `num_samples` in [size / 2, size), else size / 2; None for size 1."""
     half = -(-size // 2)
     divisors = (part for part in range(size - 1, half - 1, -1) if num_samples % part == 0)
     return None if size == 1 else next(divisors, half)

@@ -32,7 +32,8 @@ class Batch:
     """The inputs of the model, the targets of the loss, and their number of samples.
 
     `num_global_targets` is the number of targets in the batches of all ranks together; None where it does not
-    matter. As a loader yields a batch, the samples are the first dimension of every tensor.
+    matter. In a loader's batch the samples are the first dimension of every tensor. `loading_s` is the time
+    that the loader worked on it; None if unknown.
     """
 
     inputs: dict[str, Any]
@@ -87,7 +88,7 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> int:
-    """Put what `replacement` returns for a layer in its place, unless it is None; returns how many change."""
+    """Replace each layer by the one that `replacement` returns, unless that is None; returns their number."""
     num_replaced = 0
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -105,11 +106,11 @@ def split_gradual(first: int, last: int) -> list[int]:
 class Method:
     """Every hook does nothing unless a method overrides it.
 
-    They are called in the order of the configuration, `config`.
+    Methods are called in the order in which the configuration, `config`, lists them.
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
-    # Equal to rounding under optimizers without a trust ratio for each parameter; a test shows it.
+    # Training stays equal up to rounding, under optimizers without trust ratios; a test shows it.
     is_exact: ClassVar[bool] = False
     is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
     is_approved: ClassVar[bool] = False  # another numerical format that the closed division approves
@@ -138,7 +139,7 @@ class Method:
     def configure(self, config: RunConfig) -> RunConfig:
         """Return the configuration this method wants; what it changed is printed and logged.
 
-        Another object of the class trains: keep nothing on `self`, read `self.config` there.
+        Keep nothing on `self`: another object of the class trains, and reads its `self.config`.
         """
         return config
 
@@ -161,20 +162,20 @@ class Method:
     def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:
         """Change the gradients of a step before the optimizer takes it.
 
-        They are those of all ranks and micro-batches, and true to scale also where fp16 scales the loss; an
-        overflow leaves some of them not finite and skips the step, whatever is made of them. `closure()`
-        recomputes the gradients of the same batch at the current weights, in place.
+        They are reduced over all ranks and micro-batches, and unscaled under fp16. After an overflow some are
+        not finite, and the step is skipped whatever this hook does. `closure()` recomputes the gradients of
+        the same batch at the current weights, in place.
         """
 
     @property
     def period(self) -> int:
-        """The length of its cycle in steps; 1: it does the same in every step."""
+        """The length of the method's cycle in steps; 1: it does the same in every step."""
         return 1
 
     def phase_starts(self, num_steps: int) -> list[int]:
-        """Return the steps, of so many, from which its work in a step is another; it may be the same again.
+        """Return the steps, of `num_steps`, at which the method's work per step changes; it may change back.
 
-        Where it changes gradually these are steps near enough to each other, see `split_gradual`.
+        `split_gradual` gives the steps for work that changes gradually.
         """
         return []
 

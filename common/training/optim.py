@@ -1,7 +1,7 @@
 """Optimizers and step-wise schedules of the published recipes.
 
-None of them asks the device for a value: norms, trust ratios and overflows stay tensors. Apex's LAMB with
-fp16 is the exception: see `build_fused_lamb`.
+No step waits for the device: norms, trust ratios and overflows stay tensors. The exception is Apex's LAMB
+with fp16, see `build_fused_lamb`.
 """
 
 import math
@@ -48,7 +48,7 @@ class DecoupledSGD(SGD):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             factor = decay * group["lr"] / self.peak_lr
             torch._foreach_mul_(parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow))
-            group["weight_decay"] = 0.0  # not once more, in the gradient
+            group["weight_decay"] = 0.0  # SGD must not decay again
         result = super().step(closure)
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["weight_decay"] = decay
@@ -63,10 +63,10 @@ class Lars(SGD):
     ratio = trust_coefficient * |p| / (|g| + weight_decay * |p| + eps), and 1 where |p| or |g| is 0. Groups
     without weight decay have no ratio.
     Source: You, Gitman, Ginsburg 2017, https://arxiv.org/abs/1708.03888. Of the two forms that MLPerf allows
-    this is SGDwFASTLARS, whose buffer holds lr * buf and whose momentum is times lr / previous lr. The other,
-    MLPERF_LARSOptimizer of TensorFlow, leaves that factor out and differs while the rate changes.
-    This is an implementation of its own, equal to a loop of the published formula and to timm's:
-    tests/common/training/test_large_batch.py shows it.
+    this is SGDwFASTLARS, whose buffer holds lr * buf and whose momentum is scaled by lr / previous lr. The
+    other, MLPERF_LARSOptimizer of TensorFlow, leaves that factor out and differs while the rate changes.
+    Written independently: tests/common/training/test_large_batch.py shows that it equals a loop over the
+    published formula, and timm's.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Lars(SGD):
         return loss
 
     def scale(self, parameters: list[Tensor], gradients: list[Tensor], decay: float) -> list[Tensor]:
-        """Return trust ratio times gradient and weight decay."""
+        """Return ratio * (gradient + decay * parameter) for each parameter."""
         weights, slopes = norms(parameters), norms(gradients)
         ratios = self.trust_coefficient * weights / (slopes + decay * weights + self.eps)
         ratios = torch.where((weights > 0) & (slopes > 0), ratios, 1.0)
@@ -125,13 +125,13 @@ class Lars(SGD):
 class Lamb(Adam):
     """Adam with decoupled weight decay, each parameter's step scaled by a trust ratio.
 
-    Each step: gradients are divided by max(1, |all of them| / max_gradient_norm), in place; u <- Adam's step,
-    bias-corrected, + weight_decay * p; p <- p - lr * ratio * u. ratio = |p| / |u|, and 1 where either is 0.
-    Groups without weight decay have no ratio.
+    Each step: gradients are divided by max(1, |all gradients| / max_gradient_norm), in place; u <- Adam's
+    step, bias-corrected, + weight_decay * p; p <- p - lr * ratio * u. ratio = |p| / |u|, and 1 where either
+    is 0. Groups without weight decay have no ratio.
     Source: You et al. 2020, https://arxiv.org/abs/1904.00962; NVIDIA's apex.optimizers.FusedLAMB, which
-    MLPerf lists and which computes the same in fewer passes over memory. This is an implementation of its
-    own, equal to a loop of the published formula and to timm's: tests/common/training/test_large_batch.py
-    shows it.
+    MLPerf lists and which computes the same in fewer passes over memory. Written independently:
+    tests/common/training/test_large_batch.py shows that it equals a loop over the published formula, and
+    timm's.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Lamb(Adam):
         return loss
 
     def step_group(self, group: dict[str, Any]) -> None:
-        """Take the step of one group; an overflow leaves it as it is."""
+        """Take the step of one group; after an overflow nothing changes."""
         parameters, gradients, averages, squares, steps = [list[Tensor]() for _ in range(5)]
         self._init_group(group, parameters, gradients, averages, squares, [], steps)  # type: ignore[no-untyped-call]
         if not parameters:
@@ -325,9 +325,9 @@ def optimizer_name(optimizer: Optimizer) -> str:
 def schedule_factor(step: int, config: ScheduleConfig, plan: Plan, peak: float = 1.0) -> float:
     """Return the factor in [0, 1] on the peak learning rate at a step counted from 0.
 
-    Linear from 0 over the warm-up (step 0 has factor 0, as in the published runs), then `cosine` or `linear`
-    to 0, `step`: times the configured factor at each milestone, or `polynomial`: to the configured end, a
-    learning rate, which therefore needs the `peak`.
+    It rises linearly from 0 over the warm-up (step 0 has factor 0, as in the published runs). Then `cosine`
+    and `linear` fall to 0, `step` multiplies by `factor` at each milestone, and `polynomial` falls to
+    `end_learning_rate`, which is divided by the `peak` rate.
     """
     if step < plan.warmup_steps:
         return step / plan.warmup_steps

@@ -1,4 +1,4 @@
-"""The questions that tools ask of a benchmark beside `Benchmark`: measuring, planning, tuning, `ttt doctor`.
+"""The questions that the tools (bench, inspect, estimate, tuning, doctor) ask of a benchmark.
 
 The module `probes.py` in a benchmark's folder exports `Probes`, a subclass of the class below. A run needs no
 answer but `has_batch_norm`.
@@ -65,10 +65,10 @@ class KernelPair:
     def error(self) -> float:
         """Return the largest difference as a share of the reference's largest value; NaN for any NaN."""
         pairs = [
-            (one.detach().double(), other.detach().double())
-            for one, other in zip(self.kernel(), self.plain(), strict=True)
+            (actual.detach().double(), expected.detach().double())
+            for actual, expected in zip(self.kernel(), self.plain(), strict=True)
         ]
-        shares = [(one - other).abs().max() / other.abs().max() for one, other in pairs]
+        shares = [(actual - expected).abs().max() / expected.abs().max() for actual, expected in pairs]
         return float(torch.stack(shares).max())  # max() keeps NaN
 
 
@@ -140,7 +140,7 @@ class Probes(ABC):
 
     @abstractmethod
     def work(self, shape: str) -> Work:
-        """Return the work of a sample of a batch of this shape."""
+        """Return the work on one sample in a batch of this shape."""
 
     def work_spread(self) -> Spread:
         """Return the differences in work between samples; none by default."""
@@ -161,7 +161,7 @@ class Probes(ABC):
         return shape
 
     def rate(self, shape: str, measured: Mapping[str, float]) -> float | None:
-        """Return the samples/s of a shape from those of measured shapes; None where they do not tell."""
+        """Estimate the samples/s of a shape from those of measured shapes; None where that is impossible."""
         return measured.get(shape)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from common.errors import UserError
 
-STORE = "TTT_STORE"  # names the file in which the ranks of one machine meet
+STORE = "TTT_STORE"  # names the file (FileStore) through which the ranks of one machine meet
 
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")  # the last by srun, in no batch script
+SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")  # srun alone sets the last one
 HINT = "start the ranks with torchrun or srun"
-PORTS = range(20_000, 30_000)  # below those that systems hand out; a Slurm job takes one by its number
+PORTS = range(20_000, 30_000)  # below the ephemeral ports; a Slurm job takes one by its id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ SINGLE_RANK = RankInfo()
 def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
     """Return the rank that torchrun or srun gave this process; `SINGLE_RANK` where neither did.
 
-    Raises UserError for an environment that is not whole.
+    Raises UserError for an incomplete environment, and for a rank beyond the world size.
     """
     names = TORCHRUN if TORCHRUN[2] in environment else SLURM
     if names[2] not in environment:
@@ -68,7 +68,7 @@ def count_all(num_ranks: int) -> int:
 def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
     """Return host and port at which the ranks find each other: torchrun's, or the first host of a Slurm step.
 
-    Raises UserError where nothing names them, and for a port that is no number of one.
+    Raises UserError where the environment names neither, and for an invalid port.
     """
     host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -90,8 +90,8 @@ def first_host(nodes: str) -> str:
 
 
 def part(total: int, number: int, num_parts: int) -> range:
-    """Return the indices of one of `num_parts` contiguous parts of `total`, as equal as can be.
+    """Return the indices of one of `num_parts` contiguous parts of range(total); sizes differ by 1 at most.
 
-    One behind the other the parts are 0 ... total - 1 for any number of them; sizes differ by 1 at most.
+    For any number of parts they are range(total) when joined.
     """
     return range(total * number // num_parts, total * (number + 1) // num_parts)

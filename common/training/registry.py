@@ -14,7 +14,7 @@ from common.repository import explain_missing, module_file
 from common.training.method import Method
 
 NO_HOOKS = {"__init__", "refuse", "dropped_from"}
-LIKE_HOOKS = ("on_", "after_", "before_")  # begin the names of hooks elsewhere
+LIKE_HOOKS = ("on_", "after_", "before_")  # hooks of other libraries begin so
 
 
 def kind_of(name: str, module: str) -> type[Method]:

@@ -31,7 +31,7 @@ class Training:
         self.plan: Plan = config.plan()
         self.methods: list[Method] = build_methods(config)
         self.device, self.rank_info = benchmark.device, benchmark.rank_info
-        self.step_s = math.inf  # of a micro-batch's passes, alone
+        self.step_s = math.inf  # forward and backward pass of a micro-batch, without loading
         self.num_micro_batches = benchmark.num_micro_batches
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "fp16")
 
@@ -59,19 +59,19 @@ class Training:
         self.optimizer: Optimizer = self.apply_methods("optimizer", optimizer)
         self.set_rate = build_schedule(self.optimizer, self.config.schedule, self.plan)
         if self.rank_info.rank:
-            torch.manual_seed(self.seed + self.rank_info.rank)  # ranks drop out different values
+            torch.manual_seed(self.seed + self.rank_info.rank)  # dropout differs between ranks
 
     def apply_methods(self, hook: str, value: Any, *more: Any) -> Any:
-        """Let the hook of one method after the other replace a value."""
+        """Replace a value by the hook of each method in turn."""
         return reduce(lambda made, method: apply_hook(method, hook, made, *more), self.methods, value)
 
     def warm_up(self) -> None:
         """Run forward and backward passes of every shape on synthetic batches, and no step of the optimizer.
 
-        Weights, buffers and the CPU's random state come back.
+        Weights, buffers and the CPU's random state are restored.
         After this no shape of training or evaluation is compiled, and no kernel chosen, while the clock runs.
-        The largest shape comes first: smaller ones then use its memory again. Ranks exchange gradients at the
-        first one only: they may have different numbers of shapes.
+        The largest shape comes first: smaller ones then reuse its memory. Ranks exchange gradients for it
+        alone: their numbers of shapes may differ.
         """
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         random_state = torch.get_rng_state()
@@ -93,7 +93,7 @@ class Training:
         torch.set_rng_state(random_state)
 
     def report_warm_up(self, number: int, num_shapes: int) -> None:
-        """Called before each shape of a warm-up, in order from 0."""
+        """Called before shape `number` (from 0) of a warm-up; does nothing here."""
 
     @torch.no_grad()
     def warm_up_evaluation(self) -> None:
@@ -151,7 +151,7 @@ class Training:
         return to_device(self.apply_methods("batch", batch, progress), self.device)
 
     def clear_gradients(self) -> None:
-        """Clear the gradients; micro-batches add to memory that no replay of a CUDA graph overwrites."""
+        """Clear the gradients; micro-batches add theirs in memory that no CUDA graph overwrites."""
         if self.num_micro_batches == 1:
             self.optimizer.zero_grad()
             return
@@ -179,8 +179,8 @@ class Training:
     def forward_backward(self, batch: Batch, step: int) -> Tensor:
         """Return the loss of this rank's batch, with the gradients in place.
 
-        A loss is a mean over targets, and a micro-batch may have more of them than another: each is weighted
-        by its share, so that the mean over ranks, of gradients and of losses, is that of the global batch.
+        A loss is a mean over targets, and micro-batches may differ in their number of targets. Each loss is
+        weighted by its share, so that the mean over ranks, of gradients and losses, is the global batch's.
         """
         if self.rank_info.world_size == 1 and self.num_micro_batches == 1:
             return self.add_gradients(batch, step)
@@ -189,7 +189,7 @@ class Training:
         world_size = self.rank_info.world_size
         scale = world_size / (batch.num_global_targets or world_size * sum(counts))
         total = torch.zeros((), device=self.device)
-        passes = move_once(self.model, parts)
+        passes = update_statistics_once(self.model, parts)
         for number, (micro_batch, count) in enumerate(zip(passes, counts, strict=True), 1):
             is_last = number == len(parts)
             total = total + self.add_gradients(micro_batch, step, weight=count * scale, exchanged=is_last)
@@ -223,12 +223,12 @@ class Training:
         return loss
 
 
-def move_once(model: nn.Module, parts: Sequence[Batch]) -> Iterator[Batch]:
-    """Yield the micro-batches of a batch, each for one forward pass, and move batch norm's statistics once.
+def update_statistics_once(model: nn.Module, parts: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield micro-batches, each for one forward pass, and update batch norm's running statistics once.
 
-    At the end they are the mean of what each micro-batch alone would have made of them: that of as many ranks
-    with one micro-batch each. Batch norm itself moves them by its momentum in every pass, with eight
-    micro-batches eight times a step.
+    The result is the mean of the statistics after each micro-batch alone, as with so many ranks of one
+    micro-batch each. Batch norm itself would apply its momentum in every pass: with eight micro-batches eight
+    times a step.
     """
     statistics = distributed.running_statistics(model) if len(parts) > 1 else []
     if not statistics:
@@ -253,11 +253,11 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Copy the tensors of a batch to the device; a GPU copies pinned ones while the host goes on."""
 
-    def pinned(value: Any) -> Any:
+    def pin(value: Any) -> Any:
         is_pageable = device.type == "cuda" and isinstance(value, Tensor) and value.device.type == "cpu"
         return value.pin_memory() if is_pageable else value
 
-    def moved(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: pinned(value).to(device, non_blocking=True) for name, value in values.items()}
+    def move(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: pin(value).to(device, non_blocking=True) for name, value in values.items()}
 
-    return replace(batch, inputs=moved(batch.inputs), targets=moved(batch.targets))
+    return replace(batch, inputs=move(batch.inputs), targets=move(batch.targets))
