@@ -1,9 +1,9 @@
-"""Downloads of public files: listed with size and MD5 before the first, resumed, and kept only if right.
+"""Downloads public files: lists them with size and MD5, resumes, and keeps only files that match.
 
 A file has the suffix `.part` until its size and MD5 are right, so a file without it is whole. MLCommons lists
 a data set in two small files on a server: NAME.uri holds the address of a folder, NAME.md5 beside it has a
 line for each file there, MD5 and path. Source: mlc-r2-downloader.sh in github.com/mlcommons/r2-downloader.
-Its storage sends whoever must log in to another address, so no redirection is followed.
+Its storage redirects to a login, so redirects are refused.
 """
 
 import http.client
@@ -29,16 +29,16 @@ from common.repository import relative_path
 PART = ".part"
 TIMEOUT_S = 60.0  # without a byte
 CHUNK_BYTES = 2**20
-WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts; after the last one that brings no byte it gives up
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts in a row that bring no byte; the next one is the last
 BUSY = (429, 500, 502, 503, 504)  # HTTP codes after which another attempt may succeed
 LOGIN = (301, 302, 303, 307, 308, 401, 403)
 NETWORK_ERRORS = (OSError, http.client.HTTPException)
-PASSING = (TimeoutError, ConnectionResetError, http.client.IncompleteRead)
+PASSING = (TimeoutError, ConnectionResetError, http.client.IncompleteRead)  # as with BUSY
 AGENT = "time-to-train"  # some servers refuse the name of Python's library
 ADDRESS = re.compile(r"https?://[^\s<>\"]+")
 LINE = re.compile(r"([0-9a-f]{32})[ \t]+\*?(?:\./)?(\S.*)")  # of md5sum
 MAX_LIST_BYTES = 10 * 2**20
-NUM_CONNECTIONS = 8  # that ask for sizes at a time
+NUM_CONNECTIONS = 8  # at once, which ask for sizes
 GO_ON = "run the same command again: it continues where this one stopped"
 
 Received = TypeVar("Received")
@@ -66,7 +66,7 @@ class Cut(Exception):
 
 
 class NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Refuses to follow, see the head of this file."""
+    """Refuses redirects, see the head of this file."""
 
     def redirect_request(self, *arguments: Any, **options: Any) -> None:
         return None
@@ -84,7 +84,7 @@ class ByteProgress(Progress):
 
 
 def open_address(address: str, *, method: str = "GET", start: int = 0) -> http.client.HTTPResponse:
-    """Open an address, if the server can from the byte `start` on. Raises OSError and HTTPException."""
+    """Open an address, from byte `start` on if the server can. Raises OSError and HTTPException."""
     headers = {"User-Agent": AGENT} | ({"Range": f"bytes={start}-"} if start else {})
     request = urllib.request.Request(address, method=method, headers=headers)
     opener = urllib.request.build_opener(NoRedirection)
@@ -104,7 +104,7 @@ def refusal(error: urllib.error.HTTPError, address: str) -> UserError:
 
 @contextmanager
 def explain_network_error(address: str, passing: tuple[type[Exception], ...] = PASSING) -> Iterator[None]:
-    """Raise for what the network raises in the block: Cut if it may pass, else UserError."""
+    """Turn a network error in the block into Cut, if it may pass, else into UserError."""
     try:
         yield
     except urllib.error.HTTPError as error:
@@ -120,9 +120,9 @@ def explain_network_error(address: str, passing: tuple[type[Exception], ...] = P
 
 
 def try_again(attempt: Callable[[], Received], address: str, count: Callable[[], int] = int) -> Received:
-    """Return what an attempt returns, the first that raises no Cut.
+    """Repeat an attempt until it raises no Cut; returns its result.
 
-    Raises UserError after several in a row that brought nothing, by the bytes that `count` counts.
+    Raises UserError after several attempts in a row in which `count`, the bytes received, did not grow.
     """
     num_failures = 0
     while True:
@@ -216,7 +216,7 @@ def ask_size_once(address: str) -> int:
 
 
 def describe(files: Sequence[RemoteFile], directory: Path) -> str:
-    """List MD5, size and address of each file, a line each, and what of all is still missing."""
+    """List MD5, size and address of each file, a line each, and the size of all that are missing."""
     lines = [f"{'MD5':32}  {'bytes':>14}  address"]
     lines += [f"{file.md5}  {file.num_bytes:>14,}  {file.address}" for file in files]
     total, left = sum(file.num_bytes for file in files), sum(bytes_left(file, directory) for file in files)
@@ -277,9 +277,9 @@ def download(file: RemoteFile, path: Path, progress: ByteProgress) -> None:
 
 
 def receive(file: RemoteFile, part: Path, progress: ByteProgress) -> None:
-    """Append to `part` what the server sends from its end on, or begin again where it sends the whole.
+    """Append the rest of a file to `part`, or begin again where the server sends the whole file.
 
-    Raises Cut where less came than the file has, and UserError where another attempt would be no better.
+    Raises Cut while bytes are missing, and UserError where another attempt would not help.
     """
     start = size_of(part)
     with explain_network_error(file.address, NETWORK_ERRORS):
@@ -307,7 +307,7 @@ def read_chunk(response: http.client.HTTPResponse, address: str) -> bytes:
 
 
 def keep_if_right(part: Path, path: Path, md5: str, *, num_bytes: int) -> None:
-    """Give a finished file its name. Raises UserError for a wrong one, of which nothing is kept."""
+    """Give a finished file its name. Removes a wrong one, and raises UserError."""
     size, digest = part.stat().st_size, md5_of(part)
     if (size, digest) != (num_bytes, md5):
         part.unlink()

@@ -14,8 +14,8 @@ CACHED = "datasets--"  # begins the folder of a data set in the hub's cache
 def find_source(source: Path) -> Path:
     """Return `source` where it is a folder; else download the data set of this name, OWNER/NAME[@REVISION].
 
-    The files go to the hub's cache (`HF_HOME`); its credentials are those of `hf auth login`. A path that can
-    be no such name is returned as it is. Raises UserError where the hub does not give the data set.
+    The files go to the hub's cache (`HF_HOME`); its credentials are those of `hf auth login`. A path that
+    cannot be such a name is returned as it is. Raises UserError where the hub does not give the data set.
     """
     match = NAME.fullmatch(source.as_posix())
     if source.is_dir() or match is None or Path(source.parts[0]).exists():

@@ -1,8 +1,8 @@
-"""Manifest of a prepared data set: which files, how many bytes, which content.
+"""Manifest of a prepared data set: its files, their sizes and checksums.
 
 `manifest.json` lists every file with its size and SHA-256, the facts that a run needs without reading the
-data (sample counts), and one fingerprint over all of it, which stands in each log. What the data were made
-from stands beside, outside the fingerprint.
+data (sample counts), and one fingerprint over all of these, which each log states. The source of the data
+is listed outside the fingerprint.
 """
 
 import hashlib
@@ -76,16 +76,18 @@ def read_manifest(directory: Path, *, hint: str) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
         raise UserError("no prepared data here", where=str(directory), hint=hint)
-    first = f"remove the folder{', then ' * bool(hint)}{hint}"  # nothing replaces what it does not know
+    hint_to_remove = f"remove the folder{', then ' * bool(hint)}{hint}"  # `prepare` does not replace it
     try:
         with explain_os_error("cannot be read", path, hint=hint):
             text = path.read_bytes()
         manifest = Manifest.model_validate_json(text)
-        content = json.loads(text)  # the fingerprint is over all that stands there
+        content = json.loads(text)  # also facts that the model does not name, for the fingerprint
     except ValidationError as error:
-        raise UserError(f"not a data manifest ({first_fault(error)})", where=str(path), hint=first) from error
+        what = f"not a data manifest ({first_fault(error)})"
+        raise UserError(what, where=str(path), hint=hint_to_remove) from error
     if manifest.fingerprint != fingerprint(content["files"], content["facts"]):
-        raise UserError("its fingerprint does not belong to its content", where=str(path), hint=first)
+        what = "its fingerprint does not belong to its content"
+        raise UserError(what, where=str(path), hint=hint_to_remove)
     return dict(content)
 
 
@@ -112,7 +114,7 @@ def verify(
 def list_misfits(
     directory: Path, manifest: dict[str, Any], settings: dict[str, Any], *, needed: Collection[str]
 ) -> list[str]:
-    """List in what data differ from those that a configuration reads, whole or damaged, see `verify`."""
+    """List how data, whole or damaged, differ from those that a configuration reads, see `verify`."""
     made_with = manifest["facts"].get("settings", {})
     others = [
         f"{directory / MANIFEST}: made with {key} {made_with.get(key)}, the configuration says {value}"
@@ -136,7 +138,7 @@ def list_damage(
     has_shards: bool = True,
     explain: Callable[[Path], str] = lambda path: "",
 ) -> list[str]:
-    """List the files that differ from the manifest; `explain` says more of one whose content has changed."""
+    """List the files that differ from the manifest; `explain` adds to the line of a changed content."""
     expected, present = manifest["files"], data_files(directory)
     problems = [f"{directory / name}: missing" for name in expected if name not in present]
     problems += [f"{directory / name}: not in the manifest" for name in present if name not in expected]
@@ -155,7 +157,7 @@ def list_damage(
 
 
 def refuse_to_replace(directory: Path) -> None:
-    """Raise UserError where a prepared folder could not or must not be put."""
+    """Raise UserError where a prepared folder cannot or must not replace `directory`."""
     hint = "choose another folder with --data DIR"
     if directory.is_mount():
         raise UserError("is a mount point, which cannot be replaced", where=str(directory), hint=hint)

@@ -7,17 +7,17 @@ from pathlib import Path
 from common.files import explain_os_error
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
-NUM_LOOKED_AT = 200  # files, about
-CHANCE = 0.1  # of them may stay: the kernel drops no page that it is handling; seen: 4 of 200
+NUM_CHECKED = 200  # files, about
+MAX_CACHED_SHARE = 0.1  # the kernel drops no page that it is handling; seen: 4 of 200
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 def drop(directory: Path, *, whole: bool) -> tuple[bool, str]:
     """Drop the pages of the files below `directory`, or with `whole` those of the whole machine.
 
-    Returns whether nothing of them is seen to be left in memory, and how that was done or why not. A machine
-    is a person's, or shared: all of its cache is dropped only when asked for. Raises UserError where that was
-    asked for and is not allowed.
+    Returns whether (nearly) none of them is left in memory, and how they were dropped or why not. The cache
+    of the whole machine is dropped on request only, because other people and programs use it; UserError where
+    that is not allowed.
     """
     os.sync()
     if whole:
@@ -35,25 +35,26 @@ def drop(directory: Path, *, whole: bool) -> tuple[bool, str]:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     how = f"posix_fadvise(DONTNEED) of the {len(files)} files of the data set"
-    looked_at = files[:: len(files) // NUM_LOOKED_AT + 1]
-    num_kept = sum(map(is_kept, looked_at))
-    if num_kept <= CHANCE * len(looked_at):
+    checked = files[:: len(files) // NUM_CHECKED + 1]
+    num_cached = sum(map(is_cached, checked))
+    if num_cached <= MAX_CACHED_SHARE * len(checked):
         return True, how
-    return False, f"{num_kept} of {len(looked_at)} files looked at stay in memory, after {how}"
+    return False, f"{num_cached} of {len(checked)} files looked at stay in memory, after {how}"
 
 
 def in_memory(directory: Path) -> bool:
-    """True for a folder of a tmpfs, of which nothing can be dropped."""
+    """True for a folder of a tmpfs, whose pages cannot be dropped."""
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
     return any(mount[2] == number and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
 
 
-def is_kept(path: Path) -> bool:
+def is_cached(path: Path) -> bool:
     """True if the byte in the middle of a file is read without waiting for storage.
 
-    False, too, where the file system cannot tell, as that of a network. A look reads one page into memory.
+    Also False where the file system cannot tell, such as one of a network. The check reads a page into
+    memory.
     """
     if not (num_bytes := path.stat().st_size):
         return False

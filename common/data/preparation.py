@@ -1,4 +1,4 @@
-"""Preparation of a data set: the one entry, room on the disk, checksums, progress."""
+"""Preparation of a data set: its entry point, checks of disk space and checksums, progress."""
 
 import hashlib
 import shutil
@@ -31,10 +31,10 @@ def prepare(
 ) -> str:
     """Prepare data in `directory`, unless they are there and intact; returns the fingerprint.
 
-    Size mini by `embedded(directory, work, config)`, size full by `full(directory, work, config, source)`,
-    in a folder beside it, which one process at a time may hold: another one waits. `name` is what the full
-    data are called, `needs` what a source has. Raises UserError for a folder that holds something else or, at
-    size full, whole data of other settings, a source where none is taken, and none where one is needed.
+    `embedded(directory, work, config)` makes size mini, `full(directory, work, config, source)` size full, in
+    the folder `work` beside it; another process waits. `name` names the full data in messages, `needs` the
+    files of a source. Raises UserError for a folder that holds other files or, at size full, whole data of
+    other settings, for a source that size mini does not take, and for none where size full needs one.
     """
     directory = directory.resolve()  # a link to another disk stays one
     if config.size == "full" and source is None:
@@ -67,7 +67,7 @@ def prepare(
                 say_what_is_kept(work)
                 raise
             finally:
-                if source is None:  # what is made in seconds is not gone on with
+                if source is None:  # size mini takes seconds and is not resumed
                     shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         where = str(error.filename or work)
@@ -81,7 +81,7 @@ def work_folder(directory: Path) -> Path:
 
 
 def say_what_is_kept(work: Path) -> None:
-    """Print, after Ctrl-C, how many finished shards a preparation leaves for the next one."""
+    """Print after Ctrl-C how many finished shards stay for the next preparation."""
     if num_finished := len(shards.list_finished(work)):
         what = f"{num_finished} finished shards are kept in {relative_path(work)}; the same command goes on"
         print(f"note: {what}", file=sys.stderr)
@@ -110,7 +110,7 @@ def is_intact(directory: Path, config: Any) -> bool:
 
 
 def compare_sizes(directory: Path, config: Any) -> tuple[list[str], list[str]]:
-    """List, as `manifest.verify` does, in what data misfit a configuration, and damage seen by file sizes."""
+    """List as `manifest.verify` how data misfit a configuration, and the damage that file sizes show."""
     content = manifest.read_manifest(directory, hint="")
     settings, needed = config.prepared_with(), config.prepared_files()
     misfits = manifest.list_misfits(directory, content, settings, needed=needed)
@@ -130,7 +130,7 @@ def refuse_to_replace_whole(directory: Path, config: Any) -> None:
 
 @lru_cache(maxsize=1)
 def is_unchanged(directory: Path, versions: tuple[tuple[int, int, int], ...]) -> bool:
-    """Hash the files, once while their `versions` last: a command asks before a preparation asks again."""
+    """Hash the files, once for the same `versions`: a command asks, and the preparation asks again."""
     return not manifest.list_damage(directory, manifest.read_manifest(directory, hint=""))
 
 
@@ -140,10 +140,10 @@ def verify(directory: Path, config: Any, **options: Any) -> list[str]:
 
 
 def read_all(config: Any) -> tuple[str, list[str], list[str], list[str]]:
-    """Read every byte of the data of a configuration; returns their fingerprint, and three lists.
+    """Read every byte of a configuration's data; returns fingerprint, misfits, damage and lacking files.
 
-    They are other settings and damage, as lines of `manifest.verify`, and the names of files that the data
-    were made without. Raises UserError where there are no data.
+    Misfits and damage are lines as of `manifest.verify`; lacking files are needed, but the data were made
+    without them. Raises UserError where there are no data.
     """
     directory, benchmark = config.data_directory, config.benchmark
     content = manifest.read_manifest(directory, hint=config.prepared_hint)
@@ -200,7 +200,7 @@ class Progress:
     """Prints what is done, how fast, and the time left: redrawn on a terminal, else a line now and then."""
 
     def __init__(self, *, num_items: int, num_bytes: int, items: str) -> None:
-        """Take how much there is to do; `num_bytes` tell the time left, `items` names what is counted."""
+        """Take the totals; the time left is calculated from bytes, `items` is the word for the items."""
         self.total_items, self.total_bytes, self.items = num_items, num_bytes, items
         self.num_items = self.num_bytes = 0
         self.started = self.printed_at = time.monotonic()
@@ -217,7 +217,7 @@ class Progress:
             print(text.ljust(79), end="\r" if self.redraws and not is_last else "\n", flush=True)
 
     def describe(self, seconds: float) -> str:
-        """Say in a line what is done after so many seconds."""
+        """Describe the progress after `seconds` in one line."""
         return (
             f"{self.num_items:,} of {self.total_items:,} {self.items}, {self.num_items / seconds:,.0f} "
             f"{self.items}/s, {self.rate_and_rest(seconds)}"
@@ -228,7 +228,7 @@ class Progress:
         return f"{self.num_bytes / seconds / 1e6:,.0f} MB/s, {left_s / 60:,.1f} min left"
 
     def expect_again(self, num_items: int, num_bytes: int) -> None:
-        """Count what was done and is lost as still to do."""
+        """Add lost work, which has to be done again, to the totals."""
         self.total_items += num_items
         self.total_bytes += num_bytes
 
@@ -237,7 +237,7 @@ def check_data(loaded: Loaded) -> None:
     """Verify the prepared data before anything is timed. Raises UserError for the first problem.
 
     At size full the shards are not read: that would warm the page cache, and loaders check each record. They
-    trust the other files, which are small or read before the clock anyway: indexes and starting weights.
+    trust the other files (indexes, starting weights), which are small or read before the clock starts.
     """
     config = loaded.config
     problems = verify(
@@ -253,7 +253,7 @@ def name_first(problems: list[str]) -> str:
 
 
 def describe_data(config: RunConfig) -> str:
-    """Describe from names and sizes what state the data of a configuration are in; raises nothing."""
+    """Describe the state of a configuration's data, from names and sizes; raises nothing."""
     directory = config.data_directory
     try:
         if not (directory / manifest.MANIFEST).is_file():

@@ -7,7 +7,7 @@ import numpy as np
 
 from common.training.ranks import RankInfo, part
 
-SHARDS = 2**32  # in the place of an epoch, which draws who gets what
+SHARDS = 2**32  # in the place of an epoch: the seed of the draw of each rank's samples
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int, rank: int = 0) -> np.ndarray:
@@ -85,7 +85,7 @@ def rank_part(samples: np.ndarray, rank_info: RankInfo) -> np.ndarray:
 
 
 def balanced_part(samples: np.ndarray, loads: np.ndarray, rank_info: RankInfo) -> np.ndarray:
-    """Return a rank's part of a global batch such that all ranks have equal loads; as many as `rank_part`.
+    """Return a rank's part of a global batch, as large as `rank_part`, such that all ranks have equal loads.
 
     Every rank computes the same partition, so none sends anything, and each keeps the order of the batch.
     `loads` (batch,) is the work on each sample.

@@ -19,8 +19,8 @@ from common.data.manifest import SHARD
 from common.errors import UserError
 from common.files import write_text, write_whole
 
-NUM_NAMED = 5  # of the records that have changed
-SETTINGS = "settings.json"  # in the folder of a preparation: those that it was begun with
+NUM_NAMED = 5  # changed records in a message
+SETTINGS = "settings.json"  # of a preparation, in its folder
 
 
 def shard_path(directory: Path, part: str, number: int) -> Path:
@@ -116,7 +116,7 @@ def refuse_other_settings(work: Path, settings: dict[str, Any]) -> None:
 
 
 def clear_unfinished(work: Path, planned: Sequence[Planned], settings: dict[str, Any]) -> list[Planned]:
-    """Keep in the folders of `work` only finished shards; returns those that are to be written.
+    """Remove everything but finished shards from the folders of `work`; returns the shards to write.
 
     Raises UserError where shards are finished that were begun with other settings.
     """

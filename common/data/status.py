@@ -1,4 +1,4 @@
-"""The state of the data of benchmarks, from names, sizes and records: no byte of the data is read, no torch.
+"""The state of the benchmarks' data, from names, sizes and records, without torch or reading the data.
 
 `ttt data verify` leaves a record beside the folder that it read: when, and how many problems. The record
 counts while the manifest and the sizes and times of all files are the same; a copy of the folder has none.
@@ -37,7 +37,7 @@ from common.repository import (
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
 BEGUN = "begun"  # by a preparation that was stopped, or goes on
-OTHER = "made with other settings"  # than a person usually chooses, and whole
+OTHER = "made with other settings"  # than the configuration's, and whole
 
 
 class Verification(BaseModel):
@@ -68,7 +68,7 @@ class DataState:
     next: str = ""  # the command to type
 
     def describe(self) -> str:
-        """Say it in a line, in another for each problem, and in a last one what to type."""
+        """Describe the state in a line, each problem in another, and the command to type in the last."""
         text = f"{self.benchmark} {self.size}: {self.state}"
         if self.state == VERIFIED:
             text += f" {self.verified}"
@@ -170,7 +170,7 @@ def complete_state(state: DataState, directory: Path, keys: dict[str, Any]) -> N
         content = manifest.read_manifest(directory, hint="")
         made_with = content["facts"].get("settings", {})
         settings = {key: keys[key] for key in made_with if key in keys}
-        if state.size == "full":  # what is made in seconds is made anew
+        if state.size == "full":  # size mini takes seconds and is made anew
             state.settings = differences(made_with, keys)
         misfits = manifest.list_misfits(directory, content, settings | state.settings, needed=())
         damage = manifest.list_damage(directory, content, has_content=False)

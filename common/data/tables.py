@@ -43,7 +43,7 @@ def data_files(directory: Path, suffix: str) -> list[Path]:
 
 
 def split_files(directory: Path, split: str, suffix: str) -> list[Path]:
-    """List the files of a split: those in whose path below `directory` the last word of any split is its."""
+    """List the files of a split; the last word of any split in a file's path below `directory` decides."""
     paths = data_files(directory, suffix)
     return [path for path in paths if split_of(path.relative_to(directory)) == split]
 
@@ -67,7 +67,7 @@ def import_pyarrow() -> ModuleType:
 
 @contextmanager
 def explain_arrow_errors(path: Path) -> Iterator[ModuleType]:
-    """Lend pyarrow to the block; raise UserError that names the file for what pyarrow cannot read."""
+    """Yield pyarrow to the block; raises UserError that names the file if pyarrow cannot read it."""
     pyarrow = import_pyarrow()
     try:
         yield pyarrow
@@ -137,10 +137,10 @@ def map_batches(path: Path) -> Iterator[tuple[Any, int]]:
 
 
 def locate(values: Any, address: int, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return where in an Arrow file the bytes of each value begin, and how many they are: (num,) int64 each.
+    """Return the offset in an Arrow file, and the number, of the bytes of each value: (num,) int64 each.
 
     `values` is a column of one of `map_batches`, of binary type, and `address` came with it. Raises UserError
-    where the file is compressed, so that its values have no place.
+    where the file is compressed, so that its values have no offset.
     """
     if not len(values):
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -156,11 +156,11 @@ def locate(values: Any, address: int, path: Path) -> tuple[np.ndarray, np.ndarra
 
 
 def unpack(paths: Sequence[Path], columns: Sequence[str], folder: Path) -> list[Path]:
-    """Write these columns of parquet files as Arrow files in `folder`, where each value has a place.
+    """Write these columns of parquet files as Arrow files in `folder`, where each value has an offset.
 
-    In a parquet file a value is compressed in one page with others, so that reading values in another order
-    would read all of it for each. What an earlier call finished is kept while its parquet file is the same.
-    Raises UserError where the disk has no room for it and for as many prepared data.
+    Parquet compresses many values in one page, so that a value in random order would need the whole page.
+    Files of an earlier call are kept while their parquet files are the same. Raises UserError where the disk
+    has no room for them and for prepared data of the same size.
     """
     folder.mkdir(parents=True, exist_ok=True)
     targets = [folder / f"{path.name}-{digest_of(path, columns)}.arrow" for path in paths]
