@@ -13,7 +13,7 @@ from common.machine import hardware, torch_build
 from common.machine.hardware import ask_nvml
 from common.machine.line import Line, fault, judge, ok, warning
 
-BUSY_BYTES = 2**30  # of memory that others hold
+BUSY_BYTES = 2**30  # of memory in use, above which a GPU is shared
 KERNEL_LOG = Path("/dev/kmsg")
 XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
 HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not those of a faulty program
@@ -114,7 +114,7 @@ def find_slow_downs(name: str, reasons: int) -> list[Line]:
 
 
 def kernel_xids(log: Path = KERNEL_LOG) -> Line:
-    """Look for the driver's hardware errors (Xid) in what the kernel's log still holds."""
+    """Look for hardware errors that the driver reports (Xid) in the kernel's log."""
     check = "Xid errors"
     try:
         text = read_kernel_log(log)

@@ -34,7 +34,7 @@ NVLINK_VERSIONS = {1: "1", 2: "2", 3: "2.2", 4: "3", 5: "3.1", 6: "4", 7: "5", 8
 NVLINK_SWITCH, NVLINK_ACTIVE = 2, 1
 NO_GPU = ("", "-1", "NoDevFiles")  # names in CUDA_VISIBLE_DEVICES that end the list
 ACCELERATOR = [field for field in FIELDS if field.startswith("accelerator_")]
-PATHS = {  # between two GPUs, by NVML's number of what they have in common
+PATHS = {  # between two GPUs, by NVML's level of their common ancestor
     0: "one board",
     10: "one PCIe switch",
     20: "several PCIe switches",
@@ -128,8 +128,8 @@ def host(storage: Path) -> dict[str, str]:
 def count_nodes(environment: Mapping[str, str] = os.environ) -> int:
     """Count the machines of the run that torchrun or srun started this process for; 1 where neither did.
 
-    A batch script of Slurm is alone: what it starts without srun stays on its machine. Raises UserError for a
-    number that is none.
+    Without srun a batch script of Slurm starts processes on its own machine alone. Raises UserError for an
+    invalid number.
     """
     if "WORLD_SIZE" in environment:
         num_ranks = count_in(environment, "WORLD_SIZE", 1)

@@ -28,7 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARED_MEMORY = Path("/dev/shm")
 WORKERS_SHM = 16 * MIB  # a few batches of size mini
 DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it
-OPEN_FILES, USUAL_OPEN_FILES = 128, 1024  # of a run beside its data; of a usual system
+OPEN_FILES, USUAL_OPEN_FILES = 128, 1024  # of a run without its shards; the usual limit
 SLOW_DISK = 200e6  # bytes/s: 2,000 images/s of ImageNet, less than one GPU trains
 PRODUCT_SIZE, PRODUCTS_S = 512, 0.1  # of a product on one core: 5 ms
 READ_BYTES, CHUNK_BYTES, MOST_FILES = 256 * MIB, 4 * MIB, 1000
@@ -171,6 +171,6 @@ def read_rate(what: str, directory: Path, manifest: dict[str, Any]) -> Line:
         return fault(check, f"{name}: {error.strerror}", "check the disk, and prepare the data again")
     rate, free = num_read / max(seconds, 1e-9), shutil.disk_usage(directory).free
     text = f"{rate / 1e6:,.0f} MB/s ({num_read / MIB:.1f} MiB read), {free / GIB:.1f} GiB free there"
-    is_slow = num_read >= READ_BYTES and rate < SLOW_DISK  # of less the time says little
+    is_slow = num_read >= READ_BYTES and rate < SLOW_DISK  # the time of a shorter read says little
     advice = "training may wait for data: copy them to a faster disk"
     return judge(check, text, advice, is_warning=is_slow, bytes_per_s=rate, free_bytes=free)

@@ -26,11 +26,11 @@ from common.machine.hardware import ask_nvml
 STAT = Path("/proc/stat")
 CPUS = Path("/sys/devices/system/cpu")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-LOOK_S = 0.3  # in which a hundred ticks a second still tell a busy core from an idle one
+LOOK_S = 0.3  # so that a hundred ticks a second tell a busy core from an idle one
 NAMES_S = 0.15  # to find the busiest program
-NUM_LOOKS = 3  # before other programs are believed to stay
-BUSY_PERCENT = 10  # of a core, which a program needs to be named
-NAMED = 3
+NUM_LOOKS = 3  # measurements before other programs are expected to stay
+BUSY_PERCENT = 10  # of a core, from which on a program is named
+NAMED = 3  # programs at most
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
@@ -69,9 +69,9 @@ def usable_cores() -> float:
 
 @cache
 def affinity() -> frozenset[int]:
-    """Return the processors that this process may use, as it was started: numa.py may bind it to a part.
+    """Return the processors that this process might use at its start; numa.py may bind it to fewer later.
 
-    The watch of the machine looks at all of them: the other ranks compute on the rest.
+    The load of all of them is measured, because other ranks compute on the rest.
     """
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
@@ -98,8 +98,8 @@ class Reading(NamedTuple):
     stolen: float
     own_s: float
     switches: int  # involuntary
-    cores: float  # that we may use, of
-    processors: int
+    cores: float  # that we may use: `processors`, or the quota of a container
+    processors: int  # whose seconds `busy` and `stolen` are
 
 
 class Meter:
@@ -158,7 +158,7 @@ def load_of(machines: Sequence[Reading], ranks: Sequence[Reading]) -> Load:
     """Calculate the load of some machines from a reading on each, and a reading of each rank on them."""
     seconds = machines[0].seconds
     others = (sum(reading.busy for reading in machines) - sum(reading.own_s for reading in ranks)) / seconds
-    beside = sum(reading.processors - reading.cores for reading in machines)  # what a quota leaves to them
+    beside = sum(reading.processors - reading.cores for reading in machines)  # cores outside our quota
     return Load(
         cores=sum(reading.cores for reading in machines),
         others=max(0.0, others - beside),
@@ -174,8 +174,8 @@ def read_alone(meter: Meter) -> Load | None:
 def look(meter: Meter | None = None) -> Load | None:
     """Measure the load a few times and return the least: a program that ends at once does not disturb a run.
 
-    The first measurement may have begun with the `meter`. One is enough on a quiet machine, and where a
-    person has chosen the number of threads, because nothing is decided by it.
+    The first measurement may have begun with the `meter`. One measurement is enough on a quiet machine, and
+    where the environment sets the number of threads, because the load then decides nothing.
     """
     meter, least = meter or Meter(), None
     for _ in range(NUM_LOOKS if may_choose_threads() else 1):
@@ -190,7 +190,7 @@ def look(meter: Meter | None = None) -> Load | None:
 
 
 def busy_programs() -> list[str]:
-    """Name, without arguments, the other programs that use the most of a core now."""
+    """Name the other programs that use the most CPU time now, without their arguments."""
     list(psutil.process_iter(["cpu_percent"]))  # begins to count
     time.sleep(NAMES_S)
     percents = [
@@ -203,14 +203,14 @@ def busy_programs() -> list[str]:
 
 
 def may_choose_threads() -> bool:
-    """True unless a person has: torch takes its threads from the first two, OpenMP obeys the third."""
+    """True unless a person has: torch reads the first two of THREADS, OpenMP obeys the third."""
     return not any(map(os.environ.get, THREADS))
 
 
 def most_threads(num_ranks: int) -> tuple[int | None, str]:
-    """Return the most threads of a rank such that each has a core, and the reason for fewer than all.
+    """Return the most threads of a rank that each have a core, and why they are fewer than usual, or ''.
 
-    None leaves the number to torch: a person has chosen it.
+    None leaves the number to torch, because the environment sets it.
     """
     if not may_choose_threads():
         return None, ""
@@ -228,7 +228,7 @@ def most_threads(num_ranks: int) -> tuple[int | None, str]:
 
 
 def gpu_state(bus: str) -> dict[str, int]:
-    """Return clock and highest clock in MHz, NVML's reasons for a difference, the number of other processes.
+    """Return clock and maximum clock in MHz, NVML's throttle reasons, and the number of other processes.
 
     `bus` is a PCI address as NVML spells it. A value that the driver does not tell is left out.
     """

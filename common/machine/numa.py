@@ -1,7 +1,7 @@
 """Binds a rank to the processors beside its GPU, on machines with several NUMA nodes.
 
-What the rank allocates and pins from then on, and the threads and workers that it starts, are on the node to
-which its GPU is attached; copies to the device do not cross the link between the sockets.
+Memory that the rank then allocates and pins, and threads and workers that it starts, are on the node of its
+GPU; copies to the device do not cross the link between the sockets.
 """
 
 import os
@@ -16,7 +16,7 @@ SYSTEM = Path("/sys")
 def bind_near(gpu: Any, system: Path = SYSTEM) -> set[int]:
     """Bind this process to the NUMA node of a GPU; returns its processors, or an empty set.
 
-    `gpu` are torch's properties of the device. Processors that Slurm or a person took away stay away.
+    `gpu` are torch's properties of the device. Processors that Slurm or a person excluded stay excluded.
     """
     address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     processors = nearest_processors(address, system) & affinity()

@@ -14,7 +14,7 @@ OTHERS = "end other programs (top names them), or wait; a laptop on battery is s
 
 
 def record_path() -> Path:
-    """Name the file of this machine alone: machines with one folder, or one model, do not share it."""
+    """Name the file of this machine alone: machines that share a folder or a model do not share it."""
     name, digest = system.hardware_name(), system.machine_digest()
     return FOLDER / f"{name.removesuffix(f'-{digest}')}-{digest}.json"
 
@@ -34,7 +34,7 @@ def name_entry(what: str) -> str:
 
 
 def best_speed(what: str) -> float | None:
-    """Return the best speed of this machine with this version of torch; None where none is kept."""
+    """Return the best speed of this machine with this version of torch; None where none is recorded."""
     return read_record(record_path()).get(name_entry(what))
 
 

@@ -23,7 +23,7 @@ from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
 STATE_HOME = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"))
-# What only this machine knows; git ignores it.
+# Files about this machine alone; git ignores them.
 LOCAL = STATE_HOME / "time-to-train" if IS_INSTALLED else WORKSPACE / ".machine"
 MACHINE_ID = Path("/etc/machine-id")
 PROCESSOR_LENGTH, DIGEST_LENGTH = 25, 6  # characters in a name
@@ -61,7 +61,7 @@ def machine_digest() -> str:
 def random_number() -> str:
     """Read the number that this clone drew at its first run; '' where it cannot be stored.
 
-    A link is made once by one process, also on file systems without locks.
+    Of several processes one makes the link, also on file systems without locks.
     """
     path = LOCAL / "random"
     try:
@@ -106,7 +106,7 @@ def system_id(config: RunConfig, cell: str = "") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on, as far as it is installed: a laptop may lack torch."""
+    """Return the versions of Python and of the installed packages of FRAMEWORK; a laptop may lack torch."""
     numbers = {"python": platform.python_version()}
     for name in FRAMEWORK:
         try:

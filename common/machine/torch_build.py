@@ -28,7 +28,7 @@ def driver_cuda() -> str:
 
 
 def install_line(cuda: str) -> str:
-    """Return the line that installs torch and the suite's extras for a driver of this CUDA, '' for none."""
+    """Return the line that installs torch and the suite's extras; `cuda` is the driver's, '' without one."""
     if not cuda:
         return install_hint("train")
     major, _, minor = cuda.partition(".")
@@ -54,10 +54,10 @@ def newest_capability() -> int:
 
 
 def is_for_driver(build: str | None, cuda: str) -> bool:
-    """True if a torch built for one CUDA, None for a CPU, reaches the GPUs of a driver of another, if any."""
+    """True if torch, built for CUDA `build` (None: CPUs), works with the driver's `cuda` ('': no driver)."""
     return not cuda or (build is not None and int(build.split(".")[0]) <= int(cuda.split(".")[0]))
 
 
 def dali_package(build: str | None) -> str:
-    """Return NVIDIA's package for a torch built for this CUDA, 13 where it is for CPUs."""
+    """Return NVIDIA's package for torch built for CUDA `build`; the one of CUDA 13 for CPUs (None)."""
     return f"nvidia-dali-cuda{'120' if (build or '').startswith('12.') else '130'}"
