@@ -1,8 +1,8 @@
 """The closed division of MLPerf Training: its rules as a table, and the check of a configuration.
 
 A configuration with `submission.division: closed` is held to the rules of its benchmark, `closed.py` in its
-folder, and to those below. Rules about absolute numbers hold at size full; size mini keeps the kinds.
-Source: MLCommons' training_rules.adoc, what it says of CLOSED, and its table of hyperparameters.
+folder, and to those below. Rules about absolute numbers (`full_only`) hold at size full alone.
+Source: MLCommons' training_rules.adoc, its sections on CLOSED and its table of hyperparameters.
 """
 
 import json
@@ -23,7 +23,7 @@ class Rule:
     """A rule that a configuration `holds` or breaks.
 
     `name` is its section in training_rules.adoc and its subject there; `{optimizer}` in it stands for the
-    optimizer in use. `key` is the setting that can break it, `asks` says what that may be.
+    optimizer in use. `key` is the setting that can break it, `asks` describes the allowed values.
     """
 
     name: str
@@ -79,9 +79,9 @@ def format_value(value: object) -> str:
 
 
 def first_even_evaluation(config: Any) -> int | None:
-    """Return the step of the first evaluation, where all others follow `evaluate_every` apart; else None.
+    """Return the step of the first evaluation if the others follow at every `evaluate_every`, else None.
 
-    An evaluation of the untrained model is ignored. The first comes at `evaluate_every` or earlier.
+    An evaluation of the untrained model is ignored. None also for a first step after `evaluate_every`.
     """
     every = config.steps(config.evaluate_every)
     steps = [step for step in config.plan().evaluation_steps if step]

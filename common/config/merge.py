@@ -16,7 +16,7 @@ SET, IN_NAME = "--set", "in the name "  # origins of what a person has typed
 
 
 class Setting(str):
-    """A setting as in --set that has another origin."""
+    """A setting as in --set, with the `origin` that messages name."""
 
     origin: str
 
@@ -133,7 +133,7 @@ def parse_setting(setting: str) -> yaml_file.Document:
 
 
 def merge(under: yaml_file.Document, over: yaml_file.Document) -> None:
-    """Lay one document over another in place, with the origins of its keys."""
+    """Lay the document `over` on `under`, in place, with the origins of its keys."""
 
     def lay(below: dict[str, Any], above: dict[str, Any]) -> None:
         for key, value in above.items():

@@ -93,15 +93,15 @@ def find_active_methods(benchmark: str, base: str, size: str) -> set[str]:
 
 
 def find_settings(benchmark: str, method: str, size: str) -> tuple[str, dict[str, Any]]:
-    """Find the configuration that a method's settings are taken from, and them; '' where none has it on."""
+    """Find the configuration that gives a method its settings, and them; '' and {} where none uses it."""
     longest_first = sorted(read_methods(benchmark, size).items(), key=lambda item: -len(item[1]))
     return next(((user, methods[method]) for user, methods in longest_first if method in methods), ("", {}))
 
 
 def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return by configuration the methods that it has, with their settings at a size.
+    """Map each configuration to its methods, with their settings at a size.
 
-    One that the size switches off has its settings of the full size.
+    A method that the size switches off has its settings of size full.
     """
     methods = {}
     for name in configurations(benchmark):
@@ -115,7 +115,7 @@ def read_methods(benchmark: str, size: str) -> dict[str, dict[str, dict[str, Any
 
 
 def find_methods(config: RunConfig, origins: Mapping[tuple[str, ...], str]) -> dict[str, str]:
-    """Map each method of a configuration to its module. Raises UserError for a name that is none."""
+    """Map each method of a configuration to its module. Raises UserError for an unknown name."""
     modules = available_methods(config.benchmark)
     for name in config.methods:
         if name not in modules:
@@ -125,7 +125,7 @@ def find_methods(config: RunConfig, origins: Mapping[tuple[str, ...], str]) -> d
 
 
 def unknown_method(name: str, benchmark: str, where: str) -> UserError:
-    """Explain a name that is no method of a benchmark: it may be one of another benchmark."""
+    """Explain an unknown method of a benchmark, which may be one of another benchmark."""
     homes = [other for other in benchmarks() if name in available_methods(other)]
     what = f"method '{name}' belongs to {homes[0]}" if homes else f"no such method '{name}'"
     return UserError(what, where=where, hint="" if homes else nearest(name, available_methods(benchmark)))

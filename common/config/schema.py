@@ -25,7 +25,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[str, Field(pattern=DURATION)]
 ValueT = TypeVar("ValueT")
 LAMB = ("lamb", "fused_lamb")
-TRUST_RATIO = ("lars", *LAMB)  # optimizers that take one for each parameter
+TRUST_RATIO = ("lars", *LAMB)  # optimizers with a trust ratio for each parameter
 
 
 def check_count(value: Any) -> Any:
@@ -104,7 +104,7 @@ class ScheduleConfig(Strict):
     warmup: Duration
     milestones: list[Duration] = []
     factor: float = Field(default=1.0, gt=0, le=1)
-    power: float = Field(default=1.0, gt=0)  # this and what follows: of polynomial
+    power: float = Field(default=1.0, gt=0)  # this and the next three: of polynomial
     end_learning_rate: float = Field(default=0.0, ge=0)
     decay: Duration | None = None  # null: the rest of max_duration
     decay_from: Literal["warmup", "start"] = "warmup"  # start: the rate drops where the warm-up ends
@@ -139,14 +139,14 @@ class SubmissionConfig(Strict):
 class Plan:
     """A run in steps: their number, the steps after which it is evaluated, the length of the warm-up.
 
-    `num_epochs` are those of the recipe, which a smaller budget goes through in fewer steps.
+    `num_epochs` are those of the recipe; a smaller budget passes them in fewer steps.
     """
 
     num_steps: int
     steps_per_epoch: int  # of the data
     num_epochs: int
     warmup_steps: int
-    decay_steps: int  # until the rate stays as it is; see ScheduleConfig.decay_from
+    decay_steps: int  # until the rate is constant; they count from ScheduleConfig.decay_from
     evaluation_steps: tuple[int, ...]
     milestones: tuple[int, ...] = ()  # where the learning rate steps down
     budget: float = 1.0
@@ -170,12 +170,12 @@ class RunConfig(Strict):
     evaluate_from: Duration = "0sp"
     evaluate_offset: Duration = "0sp"  # 3ep with evaluate_every 4ep: after epochs 3, 7, 11, ...
     checkpoint_every: Duration | None = None  # while the clock runs; null: never
-    evaluate_untrained: bool = False  # also before the first step: shows that starting weights were read
+    evaluate_untrained: bool = False  # before the first step, too: shows that starting weights were read
     global_batch_size: int = Field(gt=0)  # of all ranks together, however many there are
-    # At most so many at a time on a rank; null: all; auto: as many as its memory holds by `training_bytes`.
+    # Samples at a time on a rank, at most; null: all; auto: as many as fit into memory by `training_bytes`.
     micro_batch_size: CountOrAuto | None = None
-    gradient_compression: Literal["none", "bf16"] = "none"  # on the way between ranks
-    evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of the ranks' batch norms
+    gradient_compression: Literal["none", "bf16"] = "none"  # of the all-reduce between ranks
+    evaluated_statistics: Literal["mean", "rank_0"] = "mean"  # of batch norm: of all ranks, or rank 0's
     evaluation_batch_size: int = Field(gt=0)
     # In files also auto: bf16 on a GPU or a processor with instructions for it, else fp32.
     precision: Literal["fp32", "bf16", "fp16"]
@@ -206,16 +206,16 @@ class RunConfig(Strict):
         return {f"data.{name}": getattr(self.data, name) for name in names}  # type: ignore[attr-defined]
 
     def prepared_files(self) -> set[str]:
-        """Return names of files that the prepared data cannot do without."""
+        """Return the names of files that the prepared data must contain."""
         return set()
 
     def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
-        """Raise UserError for a key that a person set without effect; `origins` is where each was written."""
+        """Raise UserError for a key that a person set without effect; `origins` are the keys' places."""
 
     def training_bytes(self, num_samples: int) -> int:
-        """Return the most bytes that training takes with so many samples at a time, for `auto`.
+        """Return the most bytes that training takes with `num_samples` at a time, for `auto`.
 
-        Raises UserError where nobody has counted them.
+        Raises UserError for a benchmark without such an estimate.
         """
         hint = "--set micro_batch_size=N"
         raise UserError("auto: not known for this benchmark", where="micro_batch_size", hint=hint)
@@ -240,9 +240,9 @@ class RunConfig(Strict):
     def plan(self) -> Plan:
         """Return the run in steps. The last step is always evaluated.
 
-        A budget shrinks the run with its whole schedule, the warm-up too: left as it is, 8 epochs of warm-up
-        would fill the 7 that a quarter of 28 leaves, and budgets would differ in the form of their schedule.
-        How often a run is evaluated, and what methods count in steps, stays.
+        A budget scales the run with its whole schedule. Unscaled, a warm-up of 8 epochs would fill the 7 that
+        a quarter of 28 leaves, and budgets would differ in the shape of their schedule. The interval of
+        evaluations, and steps that methods count, are not scaled.
         """
 
         def scaled(duration: str) -> int:

@@ -18,7 +18,7 @@ def validate(
     origins: dict[tuple[str, ...], str],
     prefix: tuple[str, ...] = (),
 ) -> ModelT:
-    """Check values against a model; raises UserError for the first fault: place, key, what was expected."""
+    """Check values against a model; raises UserError with place, key and expectation of the first fault."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -41,7 +41,7 @@ def validate(
 
 
 def hint_for(fault: str, key: str) -> str:
-    """Say what to write where a key is missing, or where a method has a value instead of settings."""
+    """Say what to type for a missing key, or for a method with a value instead of settings."""
     if fault == "missing":
         return "a configuration may take it from another one: `extends: baseline`"
     is_method = fault == "dict_type" and key.startswith("methods.")
