@@ -46,10 +46,10 @@ UNWRITABLE = "no archive can be written here"
 
 @dataclass(kw_only=True)
 class Acceptance:
-    """The wishes of a person, and the state of an acceptance; `logs` are the lines that each part printed.
+    """The options and the state of an acceptance; `logs` are the lines that each part printed.
 
-    `share` is that of the expected rate, `seconds` those of timed steps. `num_asked` is the number of ranks
-    that a person chose; None: one for each GPU.
+    `share` is the least passing share of the expected rate, `seconds` the duration of the timed steps.
+    `num_asked` is the number of ranks that a person chose; None: one for each GPU.
     """
 
     benchmarks: Sequence[str]
@@ -81,7 +81,7 @@ class Acceptance:
 
     @property
     def code(self) -> int:
-        """The exit code: that of a finding, too, if no rate was compared."""
+        """The exit code; EXIT_FINDINGS also if no rate was compared."""
         is_refused = any(line.state in REFUSED for line in self.verdicts)
         return EXIT_FINDINGS if is_refused or not self.is_judged else EXIT_OK
 
@@ -104,7 +104,7 @@ class Acceptance:
         return f"accepted{unjudged}"
 
     def describe_plan(self) -> str:
-        """Describe the share of each part. Raises UserError where its timed steps do not fit into it."""
+        """Describe the time of each part. Raises UserError where the timed steps do not fit into it."""
         whole_s = 60 * self.minutes - END_S
         doctor_s = DOCTOR_SHARE * whole_s
         each_s = (whole_s - doctor_s) / len(self.configs)
@@ -125,7 +125,7 @@ class Acceptance:
         return list({config.benchmark: config for config in self.configs}.values())
 
     def run(self) -> None:
-        """Make the checks, then measure each configuration; all that is known is kept as it comes."""
+        """Make the checks, then measure each configuration; each result is kept as soon as it is known."""
         with tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder:
             self.examine(Path(folder, "doctor"), DOCTOR_SHARE * self.left_s)
             for number, config in enumerate(self.configs):
@@ -133,7 +133,7 @@ class Acceptance:
         self.is_whole = True
 
     def examine(self, folder: Path, limit_s: float) -> None:
-        """Make the doctor's checks; those that were made before their end are kept in any case."""
+        """Make the doctor's checks; after a failure the checks before it are kept."""
         extent = "quick" if self.is_quick else "whole"
         words = (self.results.resolve(), self.size, self.num_asked or 0, extent, *self.benchmarks)
         try:
@@ -158,7 +158,7 @@ class Acceptance:
         expected = expect_rate(config, ranks, self.results)
         verdict = judge_rate(name, figures, expected, self.share, find_causes(self.checks, figures))
         self.verdicts.append(verdict)
-        # a slow machine would be its own measure
+        # else a slow machine would be compared with itself
         if verdict.state != BELOW and not is_disturbed(figures):
             trouble = record.keep_speed(name_speed(config, ranks), figures["samples_per_s"])
             if trouble:

@@ -1,6 +1,6 @@
-"""The checks of `ttt doctor` in the order in which a person wants their answers, the cheap ones first.
+"""The checks of `ttt doctor`, the cheap ones first.
 
-Those of a benchmark are about its data, its kernels, its first steps and the minutes that a run will take.
+The checks of a benchmark are about its data, its kernels, its first steps and the minutes of a run.
 
 `ttt accept` runs them in a process of their own: `python -m common.doctor.checks OUTPUT RESULTS SIZE
 NUM_RANKS EXTENT BENCHMARK...` writes a line of JSON for each check when its answer is known. NUM_RANKS 0: one
@@ -37,7 +37,7 @@ from common.study.predict.minutes import ASSUMED_NOISE, Rates, Samples, estimate
 from common.study.predict.sources import find_newest, read_json
 from common.training.load import load_config
 
-PROCESSES_ON_CPU = 2  # the fewest that exchange messages
+PROCESSES_ON_CPU = 2  # the fewest that can exchange messages
 
 
 def load_configs(
@@ -61,7 +61,7 @@ def check_machine(
     num_ranks: int | None = None,
     is_quick: bool = False,
 ) -> Iterator[Line]:
-    """Yield the answer of every check; `configs` are the configurations of each benchmark, by name.
+    """Yield the line of every check; `configs` are the configurations of each benchmark, by name.
 
     `num_ranks` None: one for each GPU. With `is_quick` no process is started and nothing is trained.
     """
@@ -81,7 +81,7 @@ def check_machine(
 
 
 def check_benchmark(configs: list[RunConfig], results: Path, num_devices: int) -> Iterator[Line]:
-    """Yield the answers about one benchmark, whose `configs` read the same data."""
+    """Yield the lines about one benchmark, whose `configs` read the same data."""
     config = configs[0]
     benchmark = config.benchmark
     line, manifest = check_data(config, results)
@@ -167,8 +167,8 @@ def check_minutes(
 ) -> Line:
     """Predict the time to the target: from runs of this system, else from speed and usual samples.
 
-    `samples_per_s` is the speed of the first steps; later shapes differ as their operations do. `load` is
-    that of the machine while the speed was measured.
+    `samples_per_s` is the speed of the first steps; that of later shapes is scaled by their FLOPs. `load` is
+    the load of the machine while the speed was measured.
     """
     check = f"time of {config.benchmark} {config.configuration}"
     seconds = launch.expected_seconds(results / system.system_id(config) / mlperf_name(config.benchmark))
@@ -204,7 +204,7 @@ def judge_minutes(line: Line, samples_per_s: float, load: Load | None) -> Line:
 
 
 def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices: int) -> Line:
-    """Predict from what `ttt bench` measured on this hardware, and the samples of published runs."""
+    """Predict from the figures of `ttt bench` on this hardware, and the samples of published runs."""
     folder = results / "throughput" / system.hardware_name()
     for path in find_newest(folder, config.benchmark):
         figures = read_json(path)

@@ -19,16 +19,16 @@ from common.run.supervision import rank_environments, temporary_environment
 
 TIMEOUT_S, POLL_S = 90, 0.2
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
-SLOW, TOO_SLOW = 0.95, 0.85  # of the middle device, below which one is named, and below which it is a fault
+SLOW, TOO_SLOW = 0.95, 0.85  # of the median device: below, a device is a warning, a fault
 UNITS = {"flops_per_s": (1e12, "TFLOP/s"), "bytes_per_s": (1e9, "GB/s")}
-# Whatever launched this process.
+# The environment of a single rank, whatever launched this process.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 Ranks = Sequence[dict[str, Any]]  # what each rank's probe measured
 
 
 def check_devices(num_ranks: int) -> list[Line]:
-    """Start ranks on this machine, let each measure its device and all of them exchange messages; judge."""
+    """Start ranks that measure their devices and exchange messages; returns the lines about both."""
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "measured.json"
         arguments = [*MODULE, "common.doctor.probe", str(output)]
@@ -90,9 +90,9 @@ def run_probes(
 
 
 def check_rates(check: str, ranks: Ranks, key: str) -> Line:
-    """Name the GPUs that are slower than the middle one, else compare the sum with this machine's best.
+    """Name the GPUs that are slower than the median one, else compare the sum with this machine's best.
 
-    The ranks of a processor share it, and are added up; a single GPU has nothing to compare.
+    Ranks on the CPU share it, so only their sum counts; a single GPU has no other to compare with.
     """
     unit, name = UNITS[key]
     rates, device = [rank[key] for rank in ranks], ranks[0]["device"]
@@ -113,7 +113,7 @@ def check_rates(check: str, ranks: Ranks, key: str) -> Line:
 
 
 def check_clocks(ranks: Ranks) -> list[Line]:
-    """Return the clocks under load and the reasons that held one back; nothing where NVML tells none."""
+    """Return the clocks under load, or the reasons why some were low; no line where NVML has no clocks."""
     if not all("clock_mhz" in rank and "max_clock_mhz" in rank for rank in ranks):
         return []
     lines = [

@@ -1,7 +1,7 @@
-"""The first steps of a training, and their loss against a stored band.
+"""The losses of a training's first steps, compared with a stored band.
 
-A benchmark's first_steps.yaml holds, for each configuration at size mini, what several seeds measured: the
-loss of the first step and the mean of the last steps. `ttt doctor --store-bands SEEDS` writes it.
+A benchmark's first_steps.yaml holds, for each configuration at size mini, the losses of several seeds: of
+the first step, and the mean of the last steps. `ttt doctor --store-bands SEEDS` writes it.
 """
 
 import statistics
@@ -29,7 +29,7 @@ SEED, FIRST_SEED = 1, 100  # of a check, and of the first training of a band
 
 
 class Band(Strict):
-    """Losses of sound trainings, one of each seed: of the first step, and after `num_steps`."""
+    """Losses of sound trainings by seed: of the first step, and the mean of the last of `num_steps`."""
 
     num_steps: int
     first: list[float]
@@ -58,7 +58,7 @@ def read_bands(benchmark: str) -> dict[str, Band]:
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's prediction interval of the next value, which a share `FALSE_ALARMS` misses."""
+    """Return Student's prediction interval; a share `FALSE_ALARMS` of sound values lies outside."""
     if len(values) < FEWEST_SEEDS:
         hint = "ttt doctor --size mini --store-bands 10"
         raise UserError(f"{len(values)} seeds are no band", where=FILE, hint=hint)

@@ -1,6 +1,6 @@
-"""One rank of a measurement by `ttt doctor`: product and copy on its device, then messages between all.
+"""One rank of a measurement by `ttt doctor`: matmul and copy on its device, then all-reduces of all ranks.
 
-`ttt doctor` starts `python -m common.doctor.probe OUTPUT.json` as each rank; rank 0 writes what all measured.
+`ttt doctor` starts `python -m common.doctor.probe OUTPUT.json` as each rank; rank 0 writes all figures.
 """
 
 import json
@@ -19,8 +19,8 @@ from common.machine.load import own_gpu
 from common.measure.clock import PeakLoad, synchronize, time_call
 from common.training import distributed, ranks
 
-SECONDS = {"cuda": 2.0, "cpu": 0.5}  # of each: long enough for a GPU to become warm
-CALLS = {"cuda": 50, "cpu": 2}  # between two looks at the clock
+SECONDS = {"cuda": 2.0, "cpu": 0.5}  # for matmul and copy each: long enough for a GPU to become warm
+CALLS = {"cuda": 50, "cpu": 2}  # between two readings of the clock
 MESSAGE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 24}
 NUM_MESSAGES = 10
 
@@ -51,7 +51,7 @@ def measure(device: torch.device) -> dict[str, Any]:
 
 
 def sustain(call: Callable[[], object], *, device: torch.device, states: list[dict[str, int]]) -> float:
-    """Return the seconds of a call that all ranks repeat at once; adds the state of the device among them."""
+    """Return the seconds of a call that all ranks repeat at once; appends the device's state to `states`."""
     time_call(call, device)
     distributed.barrier()
     num_calls, state, started = 0, {}, time.perf_counter()
@@ -68,7 +68,7 @@ def sustain(call: Callable[[], object], *, device: torch.device, states: list[di
 def time_messages(device: torch.device, num_ranks: int) -> dict[str, Any]:
     """Return how fast the ranks sum a message over all of them, and whether the sums were right.
 
-    `bus_bytes_per_s` counts what each rank sends at least, so that any number of ranks compares.
+    `bus_bytes_per_s` is the bus bandwidth of NCCL's tests, which compares between numbers of ranks.
     """
     message = torch.empty(MESSAGE_BYTES[device.type] // 4, device=device)
     times, is_right = [], True

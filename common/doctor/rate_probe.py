@@ -1,7 +1,7 @@
 """One rank of a measurement by `ttt accept`: training steps of a configuration, on synthetic batches.
 
 `python -m common.doctor.rate_probe OUTPUT BENCHMARK CONFIGURATION SIZE SECONDS` runs as each rank, on the
-batch of the published runs per GPU, or the whole batch of size mini; rank 0 writes what all measured.
+batch of the published runs per GPU, or the whole batch of size mini; rank 0 writes all figures.
 """
 
 import json
@@ -50,7 +50,7 @@ def measure_rate(run: TrainingRun, seconds: float, started: float) -> dict[str, 
     readings = distributed.all_gather(meter.read())
     known = [reading for reading in readings if reading is not None]
     load = load_of(known[:1], known) if known else None
-    turns[-1][0]()  # its kernels are queued
+    turns[-1][0]()  # kernels are running while the GPU's state is read
     gpus = distributed.all_gather(own_gpu())
     synchronize(run.device)
     per_rank = distributed.all_gather(1 / statistics.median(times))

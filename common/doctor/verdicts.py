@@ -1,4 +1,4 @@
-"""The verdicts of `ttt accept`: what was measured, what was expected, from where, and what a person does."""
+"""The verdicts of `ttt accept`: the measured rate, the expected one with its source, and advice."""
 
 import hashlib
 import statistics
@@ -18,12 +18,12 @@ from common.measure.without_gpu import gpu_model
 from common.repository import DIGEST_LENGTH, build_probes, mlperf_name
 from common.study.predict.sources import newest_bench
 
-MOSAIC = "mosaic"  # the recipe of the published sets that are called methods
+MOSAIC = "mosaic"  # the recipe of the published sets that are named methods
 NOT_RECIPE: dict[str, Any] = {"submission": True, "data": {"directory"}}
 PASS, BELOW, UNKNOWN, FAILED = "pass", "below", "no expectation", "failed"
 REFUSED = (BELOW, FAILED)  # with one of them a machine is not accepted
 DOCTOR = "doctor"  # whose verdict compares no rate
-# The names of the checks that explain a slow machine begin so.
+# Checks whose names begin so can explain a slow machine.
 OF_SPEED = (
     "processors",
     "speed of a core",
@@ -40,7 +40,7 @@ AGAIN = "the next `ttt accept` on this machine compares with this rate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Samples/s of all ranks together. `error`: the factor by which such a figure is usually wrong."""
+    """Samples/s of all ranks together; `error` is the factor by which such a figure is usually wrong."""
 
     samples_per_s: float
     source: str
@@ -48,36 +48,36 @@ class Expectation:
 
     @property
     def demand(self) -> float:
-        """The samples/s that are left of it when it is wrong by its usual error."""
+        """The samples/s that a machine has to reach: the expected ones, divided by the usual error."""
         return self.samples_per_s / self.error
 
 
 def expect_rate(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
-    """Return what is known of such hardware, or this machine's own record where that demands more.
+    """Return the expectation for such hardware, or this machine's record where that demands more.
 
     A slow machine's record does not excuse it. `config` has the batch of all ranks.
     """
     of_hardware = from_bench(config, num_ranks, results) or from_such_gpus(config, num_ranks)
     best = record.best_speed(name_speed(config, num_ranks))
     recorded = Expectation(samples_per_s=best, source="this machine's best so far") if best else None
-    return most(of_hardware, recorded)
+    return find_highest(of_hardware, recorded)
 
 
-def most(*expectations: Expectation | None) -> Expectation | None:
-    """Return the one that demands most of a machine; None where none is known."""
+def find_highest(*expectations: Expectation | None) -> Expectation | None:
+    """Find the expectation that demands most of a machine; None where none is known."""
     known = filter(None, expectations)
     return max(known, key=lambda expectation: expectation.demand, default=None)
 
 
 def name_speed(config: RunConfig, num_ranks: int) -> str:
-    """Name the entry of a rate in this machine's record: another batch or recipe has another."""
+    """Name the entry of a rate in this machine's record: each batch and recipe has its own."""
     recipe = config.model_dump_json(exclude=NOT_RECIPE)
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:DIGEST_LENGTH]
     return f"steps of {config.benchmark} {config.configuration} {config.size} {digest}, {num_ranks} rank(s)"
 
 
 def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:
-    """Take the newest `ttt bench` of the same batch on such a device; the ranks of a processor share it."""
+    """Take the newest `ttt bench` of the same batch on such a device; None for several ranks on a CPU."""
     if num_ranks > 1 and not hardware.count_gpus():
         return None
     probes, batch_size = build_probes(config), config.global_batch_size // num_ranks
@@ -89,11 +89,11 @@ def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation 
 
 
 def from_such_gpus(config: RunConfig, num_ranks: int) -> Expectation | None:
-    """Take the published rate of a published recipe; else it or the prediction, whichever demands more."""
+    """Take the published rate for a published recipe; else it or a prediction, whichever demands more."""
     published = from_published(config, num_ranks)
     if published is not None and is_published_recipe(config):
         return published
-    return most(published, from_model(config, num_ranks))
+    return find_highest(published, from_model(config, num_ranks))
 
 
 def is_published_recipe(config: RunConfig) -> bool:
@@ -136,7 +136,7 @@ def from_model(config: RunConfig, num_ranks: int) -> Expectation | None:
 
 
 def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:
-    """Judge the doctor's lines; `trouble` is why there are no more of them, None where all were made."""
+    """Judge the doctor's lines; `trouble` is why some checks are missing, None where none is."""
     faults, warnings = ([line for line in checks if line.state == state] for state in (FAULT, WARNING))
     text = f"{counted(len(faults), 'fault')}, {counted(len(warnings), 'warning')} in {len(checks)} checks"
     state, advice = FAILED, LONGER
@@ -152,7 +152,7 @@ def judge_checks(checks: Sequence[Line], trouble: str | None) -> Line:
 
 
 def find_causes(checks: Sequence[Line], figures: Mapping[str, Any]) -> list[Line]:
-    """Return what explains a low rate, the likeliest first: seen during the steps, faults, then warnings."""
+    """Return the likely causes of a low rate: those seen during the steps, faults, then warnings."""
     causes = list[Line]()
     if is_disturbed(figures):
         text = f"other programs used {figures['taken_cores']:.1f} of {figures['cores']:g} cores meanwhile"
