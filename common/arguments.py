@@ -19,9 +19,9 @@ SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
 def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
-    """Add arguments that several commands share; `changes` replace what argparse is told of them.
+    """Add arguments that several commands share; `changes` replace their keywords of `add_argument`.
 
-    The size is the benchmark itself: nobody gets figures of the proxy without having typed its name.
+    The default size is full: nobody gets figures of the proxy, mini, without typing its name.
     `settle_folders` completes `paths`, `--data`, `--results` and `--systems`.
     """
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
@@ -113,7 +113,7 @@ def list_benchmarks() -> str:
 
 @cache
 def benchmark_names() -> dict[str, str]:
-    """Map MLPerf's name to the folder of each benchmark, read from its source: nothing is imported."""
+    """Map MLPerf's name to the folder of each benchmark, read from source files without importing them."""
     names = {}
     for folder in repository.benchmarks():
         text = (repository.ROOT / folder / "benchmark.py").read_text(encoding="utf-8")
@@ -125,8 +125,8 @@ def benchmark_names() -> dict[str, str]:
 def settle_folders(args: argparse.Namespace) -> None:
     """Complete the folders of a command, and make --data known to the processes that it starts.
 
-    A verb that takes PATHs reads --results where there are none, and looks for descriptions beside each.
-    Raises UserError for both at once, and for a folder that is missing or none.
+    Without a PATH a command reads --results. Raises UserError for a PATH together with --results, and for a
+    --systems or --data that is not a folder.
     """
     options, usual = vars(args), repository_path("results")
     if "data" in options:
@@ -143,7 +143,7 @@ def settle_folders(args: argparse.Namespace) -> None:
 
 
 def repository_path(name: str) -> Path:
-    """Return a path in the repository, as it is reached from the working folder."""
+    """Return a path in the repository, relative to the working folder."""
     return Path(os.path.relpath(repository.WORKSPACE / name))
 
 
@@ -192,20 +192,21 @@ def svg_file(text: str) -> Path:
 
 
 def spread_settings(words: Sequence[str]) -> list[str]:
-    """Return the words with a `--set` before every setting, where several stand after one."""
+    """Return the words with a `--set` before every setting, where several follow one `--set`."""
     spread: list[str] = []
-    takes = goes_on = False  # `--set` stands before this word; or a setting of it
+    is_after_set = is_after_setting = False  # whether the word before is `--set`, or one of its settings
     for word in words:
-        if goes_on and SETTING.fullmatch(word):
+        if is_after_setting and SETTING.fullmatch(word):
             spread += ["--set", word]
             continue
         spread.append(word)
-        takes, goes_on = word == "--set", takes or word.startswith("--set=")
+        is_after_setting = is_after_set or word.startswith("--set=")
+        is_after_set = word == "--set"
     return spread
 
 
 def data_action(word: str) -> str:
-    """The `type` of the argument. Raises UserError for the name of a benchmark, which stands after it."""
+    """The `type` of `action`. Raises UserError for the name of a benchmark, which belongs after it."""
     if word in chain(*benchmark_names().items()):
         hint = f"ttt data ACTION {word}, ACTION one of fetch, prepare, status, verify"
         raise UserError(f"'{word}' is a benchmark", where="action", hint=hint)
@@ -213,7 +214,7 @@ def data_action(word: str) -> str:
 
 
 class Formatter(argparse.HelpFormatter):
-    """Fills the prose of a description to the terminal, folds its examples, and names defaults."""
+    """Wraps the prose and examples of a description at the terminal's width, and states defaults."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = []
@@ -233,7 +234,7 @@ class Formatter(argparse.HelpFormatter):
 
 
 def fill(text: str, width: int) -> str:
-    """Break prose into lines, and a long example as a shell allows it: after a backslash."""
+    """Break prose into lines; a line of an example that goes on ends with a backslash, as in a shell."""
     is_example = text.startswith("  ttt ")
     wrapper = textwrap.TextWrapper(
         width - 2 * is_example,

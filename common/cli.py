@@ -1,4 +1,4 @@
-"""`ttt` (time to train): finds the command, turns an error into one line and an exit code."""
+"""`ttt` (time to train): finds and runs a command, and turns an error into one line and an exit code."""
 
 import argparse
 import difflib
@@ -48,7 +48,7 @@ FOLDERS = {"bench": "measure."} | dict.fromkeys(("ablate", "compare", "estimate"
 
 
 class Part(NamedTuple):
-    """Something that a verb does in place of its usual work, with options of its own."""
+    """Work that a verb does in place of its usual work, with options of its own."""
 
     module: str  # in common/commands
     purpose: str
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
     verb = part = ""
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:  # type: ignore[override]
-        """Parse the words; an option that is none is named before its value is taken for an argument."""
+        """Parse the words; names an unknown option before its value could be taken for an argument."""
         for word in takewhile("--".__ne__, words):
             name = word.partition("=")[0]
             if name.startswith("--") and not any(known.startswith(name) for known in self.options()):
@@ -145,15 +145,13 @@ class Parser(argparse.ArgumentParser):
         hint = f"see {self.prog} --help"
         if unknown.startswith("--"):
             others = [part for part in ("", *PARTS.get(self.verb, ())) if part != self.part]
-            having = [part for part in others if unknown in make_parser(self.verb, part)[0].options()]
+            owners = [part for part in others if unknown in make_parser(self.verb, part)[0].options()]
             known = [*self.options(), *(() if self.part else PARTS.get(self.verb, ()))]
             close = difflib.get_close_matches(unknown, [name for name in known if name != "--help"], n=1)
-            if having or close:
-                hint = (
-                    f"it is of ttt {self.verb} {having[0]}".rstrip()
-                    if having
-                    else f"did you mean {close[0]}?"
-                )
+            if owners:
+                hint = f"it is of ttt {self.verb} {owners[0]}".rstrip()
+            elif close:
+                hint = f"did you mean {close[0]}?"
         elif "--benchmarks" in self.options() and unknown in chain(*benchmark_names().items()):
             hint = f"did you mean --benchmarks {unknown}?"
         raise UserError(message, hint=hint)
@@ -196,7 +194,7 @@ def choose_examples(text: str, start: str) -> str:
 
 
 def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
-    """Return the parser of a verb or a part of it, and its module; None where a part has to be chosen."""
+    """Return the parser of a verb or its part, and their module; None for a verb that needs a part."""
     module = PARTS[verb][part].module if part else f"{FOLDERS.get(verb, '')}{verb}"
     name = f"common.commands.{module}"
     command = importlib.import_module(name) if importlib.util.find_spec(name) else None
@@ -236,7 +234,7 @@ def dispatch(arguments: list[str]) -> int:
         return 0
     verb, *words = arguments
     if verb in OLD_NAMES:
-        if sys.stderr.isatty():  # a script goes on as it was
+        if sys.stderr.isatty():  # scripts get no note
             print(f"note: ttt {verb} is now: ttt {' '.join(OLD_NAMES[verb])}", file=sys.stderr)
         verb, *options = OLD_NAMES[verb]
         words = [*options, *words]
@@ -333,7 +331,7 @@ def one_line(error: UserError) -> str:
 
 
 def answer(arguments: list[str]) -> int:
-    """Run one command and return its exit code; what went wrong is told in one line."""
+    """Run one command and return its exit code; an error is printed in one line."""
     try:
         return dispatch(arguments)
     except UserError as error:
@@ -356,8 +354,8 @@ def answer(arguments: list[str]) -> int:
 class Interrupted(KeyboardInterrupt):
     """A signal that ends the command.
 
-    A class of its own: after a plain KeyboardInterrupt that came in the `exec` of an import Python ends the
-    process by SIGINT, although the exception was caught.
+    Not a plain KeyboardInterrupt: after one inside the `exec` of an import Python ends the process by SIGINT,
+    although the exception was caught.
     """
 
 
@@ -377,7 +375,7 @@ def main() -> int:
 
 
 def finish(code: int, output: Output) -> int:
-    """Write what is left of the output; returns the exit code, which tells of output that was lost."""
+    """Flush the output; returns the exit code, EXIT_OUTPUT for a success whose output was lost."""
     output.flush()
     if output.error is None:
         return code

@@ -9,7 +9,7 @@ EXIT_FINDINGS = 1  # findings in a log, or a run that ended without its target
 EXIT_USAGE = 2
 EXIT_INTERNAL = 3
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells expect
-EXIT_OUTPUT = 141  # 128 + SIGPIPE: all was done, and not all of it could be printed
+EXIT_OUTPUT = 141  # 128 + SIGPIPE: the command succeeded, but some output was lost
 
 
 class UserError(Exception):
@@ -28,7 +28,7 @@ class UserError(Exception):
 
 
 def check_share(value: float, where: str) -> None:
-    """Raise UserError for a share that is no number from 0 to 1, such as 15 in place of 0.15."""
+    """Raise UserError for a share outside of 0 to 1, such as 15 in place of 0.15."""
     if not 0 <= value <= 1:
         raise UserError(f"a share of {value:g}: expected 0 to 1", where=where)
 
@@ -39,7 +39,7 @@ def name_error(error: Exception, limit: int | None = None) -> str:
 
 
 def first_fault(error: Any) -> str:
-    """Name the first place of data that a pydantic model refuses, and why; of another error give its text."""
+    """Describe the first fault of a pydantic ValidationError, place and reason; of another error its text."""
     if not hasattr(error, "errors"):
         return str(error)
     fault = error.errors(include_input=False, include_url=False)[0]

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from common.errors import UserError
 
-UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems without locks
 
 
 def draft_folder(path: Path) -> Path:
@@ -53,9 +53,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_once(path: Path, make_text: Callable[[], str], doing: str) -> None:
-    """Write a file of text unless it exists: one of several processes that want it at once does.
+    """Write a file of text unless it exists; of several processes at once, one writes it.
 
-    The others wait, and print what that one is `doing`.
+    The others wait, and print what it is `doing`.
     """
     if not path.exists():
         make_folder(path.parent)
@@ -197,7 +197,7 @@ def acquire(descriptor: int, path: Path, doing: str) -> bool:
 
 
 def hold_lock(path: Path) -> IO[bytes]:
-    """Lock an existing file until the returned one is closed; nothing is locked where there are no locks."""
+    """Lock an existing file until the returned one is closed; does nothing where locks are unsupported."""
     file = path.open("r+b")
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

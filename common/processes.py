@@ -17,20 +17,20 @@ import psutil
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 POLL_S = 0.05
-REST_S = 2.0  # for what the processes started to end after them
+REST_S = 2.0  # for descendants of the processes to end
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Exit(NamedTuple):
-    """The number of a process, from 0, and its exit code; a signal that ended it is negative."""
+    """The number of a process, from 0, and its exit code; minus the signal that ended it."""
 
     number: int
     code: int
 
 
 class Processes:
-    """`python ARGUMENTS` once for each of `environments`, which are added to that of this process.
+    """Runs `python ARGUMENTS` once for each of `environments`, each added to that of this process.
 
     Each process has a session of its own, so that only we signal it, and gets SIGTERM when this process dies.
     `end` ends all of them and everything that they have started: on Linux this process adopts their orphans.
@@ -65,7 +65,10 @@ class Processes:
         self.end(grace_s=0)
 
     def wait(self, timeout_s: float) -> Exit | None:
-        """Wait until all have ended with code 0, or return the first that has not; None after `timeout_s`."""
+        """Wait until all have ended with code 0, or one has failed; returns None after `timeout_s`.
+
+        Of several failures it returns the likeliest cause: SIGKILL, then another signal, then a code.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             codes = [process.poll() for process in self.processes]
@@ -80,7 +83,7 @@ class Processes:
             time.sleep(POLL_S)
 
     def end(self, grace_s: float) -> None:
-        """Send SIGTERM, kill after `grace_s`, then end the children that they have left behind."""
+        """Send SIGTERM, kill after `grace_s`, then end the descendants that are left."""
         if grace_s:
             self.signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
@@ -91,7 +94,7 @@ class Processes:
             process.wait()
         children = psutil.Process().children(recursive=True)
         _, rest = psutil.wait_procs([child for child in children if child.pid not in self.others], REST_S)
-        for child in rest:  # stopped, or in no hurry
+        for child in rest:  # stopped, or slow to end
             with suppress(psutil.Error):
                 child.kill()
         psutil.wait_procs(rest, REST_S)
@@ -156,7 +159,7 @@ class Output:
                 action()
             except OSError as error:
                 self.error = error
-                with suppress(OSError):  # a stream without a file; else it would try again at exit
+                with suppress(OSError):  # else Python would flush it again at exit
                     os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
@@ -167,8 +170,8 @@ class Output:
 def tolerate_lost_output() -> Iterator[Output]:
     """Discard output that cannot be written, instead of failing; yields the standard output.
 
-    A standard stream that was closed is opened to the null device: the next file would get its number, and
-    with it the output.
+    A closed standard stream is opened to the null device: else the next file that is opened would get its
+    number, and the output.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -184,7 +187,7 @@ def tolerate_lost_output() -> Iterator[Output]:
 
 @contextmanager
 def output_to_stderr() -> Iterator[None]:
-    """Send what this process prints, and the processes that it starts, to the standard error."""
+    """Send the output of this process, and of those that it starts, to the standard error."""
     sys.stdout.flush()
     with redirect_stdout(sys.stderr):
         before = os.dup(1)
@@ -210,7 +213,7 @@ def handle_ending_signals(handler: Callable[[int, Any], Any]) -> Iterator[None]:
         yield
     finally:
         for number, before in previous.items():
-            if before is not None:  # else installed by no Python code
+            if before is not None:  # None: not installed from Python
                 signal.signal(number, before)
 
 

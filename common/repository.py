@@ -1,9 +1,9 @@
-"""The state of the code: its commit, changes that no commit holds, a digest of the files that a run can load.
+"""The state of the code: its commit, uncommitted changes, a digest of the files that a run can load.
 
 Also the benchmarks and configurations in the repository, and its paths relative to the working folder.
 
-In a clone code, results and committed files lie in one folder. A wheel has its code among Python's packages:
-what is written, and read again, then lies in the folder where a command is typed.
+In a clone, code, results and committed files lie in one folder. The code of a wheel lies among Python's
+packages; results, systems and data then lie in the working folder of a command.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ ELSEWHERE = re.compile(
 )  # an absolute path up to its last name; programs and devices are the same on every machine
 SIZES = ("full", "mini")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-MAX_NAME, DIGEST_LENGTH = 64, 8  # letters of a folder, and of the digest where it is cut
+MAX_NAME, DIGEST_LENGTH = 64, 8  # characters of a folder's name, and of the digest of a cut one
 FOLDER = re.compile(r"[A-Za-z0-9._+=-]{1,64}")  # of a system's results: a name, and what is changed
 NOT_CONFIGURATIONS = ("mini", "reported", "first_steps")
 
@@ -51,9 +51,9 @@ TRAIN = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "g
 class CodeState(NamedTuple):
     """`commit` as a log states it; `untracked` files that Python or a configuration could load.
 
-    `digest` is over the files that a run can load, at whatever commit: a change to a page, a test or a report
-    leaves it. `short` names the code in a folder: the last commit that changed those files; the digest where
-    there are uncommitted changes, or no git.
+    `digest` is over the files that a run can load, at any commit: a change to a page, a test or a report does
+    not change it. `short` names the code in a folder: the last commit that changed those files; the digest
+    where there are uncommitted changes, or no git.
     """
 
     commit: str
@@ -63,7 +63,7 @@ class CodeState(NamedTuple):
 
 
 def code_state(root: Path = ROOT) -> CodeState:
-    """Determine the state of the code now: each run is a process of its own, which loads it anew."""
+    """Determine the state of the code now; each run is a process of its own, which loads the code anew."""
     files = sorted(loadable(root))
     digest = hashlib.sha256()
     for file in files:
@@ -194,14 +194,14 @@ def locate_data(directory: str) -> Path:
 
 
 def stated_folders() -> tuple[tuple[Path, str], ...]:
-    """Pair each folder of this machine that logs name with what they call it."""
+    """Pair each folder of this machine with its name in logs."""
     return (data_folder(), "data"), (ROOT, ""), (WORKSPACE, "")
 
 
 def name_data(directory: str) -> str:
     """Return `data.directory` as logs state it, without folders of this machine.
 
-    A folder that lies elsewhere is data/NAME: so it is found again with its parent as the folder of data.
+    A folder elsewhere becomes data/NAME, and is found again with `--data` and its parent.
     """
     path = Path(os.path.normpath(locate_data(directory)))
     for folder, name in stated_folders():
@@ -240,7 +240,7 @@ def configurations(benchmark: str) -> list[str]:
 
 
 def read_title(benchmark: str, file: str) -> str:
-    """Return what the first line of a file says of it: of a comment, or of a docstring of one line."""
+    """Return the title of a file: its first line, a comment or a docstring of one line."""
     try:
         with (ROOT / benchmark / file).open(encoding="utf-8") as stream:
             return stream.readline().strip('#"\n ').removesuffix(".")
@@ -299,7 +299,7 @@ def module_file(module: str) -> str:
 
 
 def shorten_name(name: str, most: int = MAX_NAME, *, whole: str = "") -> str:
-    """Cut a name to so many letters; it then ends with a digest of `whole`, or of itself."""
+    """Cut a name to `most` characters; it then ends with a digest of `whole`, or of the whole name."""
     if len(name) <= most:
         return name
     digest = hashlib.sha256((whole or name).encode()).hexdigest()[:DIGEST_LENGTH]
