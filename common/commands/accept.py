@@ -1,9 +1,9 @@
-"""Accept a machine or not, in one command: the doctor's checks, then training steps against expected rates.
+"""Decide whether a machine is as fast as expected: the doctor's checks, then the rates of training steps.
 
 The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
 at size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
 published runs on the same GPUs or the model of a GPU (labelled a prediction), or with the best rate of this
-machine so far (.machine/) where that demands more. If there is nothing to compare it with, the rate is only
+machine so far (.machine/) where that demands more. Without anything to compare with, the rate is only
 kept. The line of each verdict says what was measured, what was expected, from where, and what to do; the
 archive holds the verdicts as JSON, with the logs, the system description and the versions. Exit code 1: a
 rate below --share of the expected one, a fault, something that could not be measured, or no rate that was

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do everything; the exit code is the first that was not 0."""
+    """Take every step in turn; returns the first exit code that was not 0."""
     if ranks.read_rank_info().world_size > 1:
         raise UserError("ttt run --all starts its ranks itself", hint="use --nproc, not torchrun or srun")
     started = time.monotonic()

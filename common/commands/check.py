@@ -1,7 +1,7 @@
 """Audit result logs: MLCommons' checkers with their own verdicts, then our rules.
 
 Takes result files, folders of them, whole submissions and archives (.tar.gz) of any MLPerf Training round
-with resnet or bert. A line for each broken rule: path:line: ID severity found: what; rule: which (section).
+with resnet or bert. Each broken rule is a line `path:line: ID severity found: ...; rule: ... (section)`.
 Warnings alone leave the exit code 0; an error, or a refusal by a checker that the rules ask for, makes it 1.
 
 --ruleset names a round. The last round with resnet was 4.0.0, with bert 5.0.0. In a later round the official

@@ -1,13 +1,13 @@
-"""Fetch, prepare or verify the data of a benchmark, or say which of them are here.
+"""Fetch, prepare or verify the data of a benchmark, or show their state.
 
 `fetch` downloads public files (BERT's text, vocabulary and checkpoint) by a list with the size and MD5 of
 each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
-digits as JPEG files, and real text as BERT instances, both from what is installed. For size full, --source
+digits as JPEG files, and real text as BERT instances, both from installed packages. For size full, --source
 is a folder: ImageNet as its two tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a
 data set of Hugging Face (parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned
 text or TFRecords, or a column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of
-it is checked and written as large sequential files; a preparation that was stopped goes on where it was.
-`verify` finds a changed, missing or extra file, and in a shard the changed records: exit code 1. `status`
+it is checked and written as large sequential files; a preparation that was stopped continues. `verify` lists
+changed, missing and extra files, and the changed records of shards; exit code 1 if there are any. `status`
 reads names, sizes and the record that `verify` left, and says what to type next; exit code 1 for damage.
 
 examples:
@@ -100,7 +100,7 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:
-    """Prepare the data unless they are there and whole. Raises UserError where no source is taken."""
+    """Prepare the data unless they are intact. Raises UserError for a source that size mini does not take."""
     directory = config.data_directory
     if preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")

@@ -1,10 +1,10 @@
 """Check this machine before hours of training are spent on it: in under three minutes, on a laptop too.
 
-Versions, GPUs (memory errors, slow-downs, Xid), disks, shared memory, open files, other programs; then, with
-real processes, the devices against each other and the messages between their ranks; then, for each benchmark,
-its prepared data, its kernels against their plain form, the loss of the first steps against a stored band,
-and the time to the target. Each line says ok, warning or fault, and what to do. `ttt run` makes the quick
-checks itself.
+It checks versions, GPUs (memory errors, slow-downs, Xid), disks, shared memory, open files and other
+programs; with real processes, the devices against each other and the messages between their ranks; for each
+benchmark, the prepared data, the kernels against their plain form, the loss of the first steps against a
+stored band, and the time to the target. Each line says ok, warning or fault, and what to do. `ttt run` makes
+the quick checks itself.
 
 examples:
   ttt doctor --size mini
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check, or store bands; the exit code is 1 after a fault. Without torch the cheap checks are made."""
+    """Check, or store bands; the exit code is 1 after a fault. Without torch only the cheap checks run."""
     started = time.monotonic()
     if args.store_bands is None and not torch_build.has_torch():
         return show(preflight.cheap_checks(args.size, args.results.resolve(), 0), args.json, started)

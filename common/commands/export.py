@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, choices=STORES, help="the tracker that shows the runs")
     out = "the folder to write to; default: export/TRACKER of the repository"
     add_shared(parser, "--out", help=out, type=str, metavar="DIR")
-    help = "go on while runs write their logs, until all have ended or Ctrl-C"
-    parser.add_argument("--follow", action="store_true", help=help)
+    follow = "go on while runs write their logs, until all have ended or Ctrl-C"
+    parser.add_argument("--follow", action="store_true", help=follow)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ def write(path: Path) -> None:
 
 
 def overview(benchmark: str | None) -> str:
-    """Return the title of each method, or of each that a benchmark can use, a line each."""
+    """Return the titles of all methods, or of those that a benchmark can use, a line each."""
     lines: list[str] = []
     for group, group_cards in method_cards.cards_by_group(benchmark).items():
         lines += [*[""] * bool(lines), f"{group}:"]

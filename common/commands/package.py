@@ -5,7 +5,7 @@ or 10 (bert). A sealed set has more if faults ended runs: the runs that the scor
 others are packaged as uncounted_result_N.txt. The code is taken from the commit that the logs name, the
 description from systems/<system>.json beside results/.
 
-It is written only when nothing is found: no error of our audit, none of the official package and repository
+It is written only if there is no finding: no error of our audit, none of the official package and repository
 checkers (rulesets 2.0.0, 2.1.0 and 4.0.0 for resnet, 2.1.0 and 5.0.0 for bert: those of the published runs,
 and the last that had the benchmark), no key, token, login, address, host name, home folder or placeholder in
 any file. A finding is one line with file:line and its kind, never the secret itself. Fields of the system's

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the set; the exit code is the first that was not 0."""
+    """Run the set; returns the first exit code that was not 0."""
     args.configuration, changes = split_name(args.benchmark, args.configuration, size=args.size)
     args.set = [*changes, *args.set]
     loaded = load_config(args.benchmark, args.configuration, size=args.size, settings=args.set)

@@ -9,8 +9,7 @@ times the factor in it; for a closed set without that file `ttt reproduce` compu
 A second table says where the mean run's minutes went, from log lines alone:
 minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot.
 
-A terminal that is too narrow for all of it shows minutes and speed-up with their intervals; --wide prints the
-rest, too.
+In a narrow terminal the table has only minutes and speed-up with their intervals; --wide prints every column.
 
 examples:
   ttt score
@@ -48,9 +47,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def show(paths: Sequence[Path], *, as_json: bool = False, is_wide: bool = False, **options: bool) -> int:
-    """Print the scores of the sets below the paths, counted as `options` of `score` say.
+    """Print the scores of the sets below the paths, counted by the `options` of `score`.
 
-    The exit code says whether there is one.
+    The exit code is 1 if no set has a score.
     """
     measured = [score(run_set, **options) for run_set in load(paths, is_brief=True)]
     published = reported()

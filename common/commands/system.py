@@ -1,9 +1,9 @@
 """Describe this machine in MLPerf's 33 fields, or check descriptions that exist.
 
-What a program can ask for is collected: processors, memory, disks, GPUs and how they are connected, software,
-and the number of nodes that torchrun or srun states; no host name, user, address or environment. The rest
-says 'not collected: <why>' until a person states it: --merge lays the fields of a YAML (or JSON) file over
-what was found, and the last file wins. The name of the written file is the system's; `ttt run` looks for
+It collects processors, memory, disks, GPUs and their links, software, and the number of nodes that torchrun
+or srun states; no host name, user, address or environment. Every other field says 'not collected: <why>'
+until a person states it: --merge lays the fields of a YAML (or JSON) file over the collected ones, and the
+last file wins. The name of the written file is the system's; `ttt run` looks for
 <hardware>[-mini]-<configuration>.json and keeps it.
 
 --missing prints the fields that are still open, here or in files, as lines of a facts.yaml to fill in, and
