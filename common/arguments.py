@@ -136,7 +136,9 @@ def settle_folders(args: argparse.Namespace) -> None:
             args.systems = args.systems or repository.systems_beside(args.results)
         return
     if args.paths and options.get("results", usual) != usual:
-        raise UserError("stands beside a PATH", where=f"--results {args.results}", hint="leave one out")
+        raise UserError(
+            "cannot be combined with a PATH", where=f"--results {args.results}", hint="leave one out"
+        )
     args.paths = args.paths or [args.results]
     if (systems := options.get("systems")) and not os.path.isdir(systems):
         raise UserError("no such folder", where=f"--systems {systems}")

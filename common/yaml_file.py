@@ -47,7 +47,7 @@ def read(path: Path, source: str) -> Document:
     """Read a file as `parse` does. Raises UserError, too, for a pipe or device, which may never end."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError("is no regular file", where=source)
+            raise UserError("is not a regular file", where=source)
         with path.open("rb") as file:
             content = file.read(4 * MAX_CHARACTERS + 1)  # of UTF-8, at most 4 bytes each
         return parse(content.decode("utf-8"), source)

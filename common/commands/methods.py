@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
 
         return measure(args)
     if args.dry_run or args.pairs:
-        raise UserError("is of --measure", where="--dry-run" if args.dry_run else "--pairs")
+        raise UserError("needs --measure", where="--dry-run" if args.dry_run else "--pairs")
     benchmark = benchmark_names().get(args.name, args.name)
     if args.out:
         write(args.out)

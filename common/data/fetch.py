@@ -155,7 +155,7 @@ def parse_md5_lines(text: str, where: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             if (match := LINE.fullmatch(line.strip())) is None:
-                raise UserError("is no line of MD5 and path", where=f"{where}:{number}")
+                raise UserError("expected a line of MD5 and path", where=f"{where}:{number}")
             yield match[1], match[2]
 
 
@@ -249,7 +249,7 @@ def check_present(files: Sequence[RemoteFile], directory: Path) -> None:
         path = directory / file.path
         if path.exists() and (path.stat().st_size != file.num_bytes or md5_of(path) != file.md5):
             raise UserError(
-                f"is here, but not the file of {file.address}", where=str(path), hint="move it away"
+                f"exists, but is not the file of {file.address}", where=str(path), hint="move it away"
             )
 
 

@@ -142,7 +142,7 @@ def count_nodes(environment: Mapping[str, str] = os.environ) -> int:
 def count_in(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     text = environment.get(name, str(otherwise))
     if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"'{text}' is no number from 1 on", where=name)
+        raise UserError(f"'{text}' is not a whole number of 1 or more", where=name)
     return int(text)
 
 

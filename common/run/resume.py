@@ -48,7 +48,7 @@ def check_options(args: argparse.Namespace, run_set: RunSet) -> None:
     if args.seal and args.continues:
         raise UserError("--seal begins a set, --continue goes on with one; choose one")
     if run_set.num_runs > 1 and run_set.makes_one_run and not (args.seal or args.continues):
-        what = f"--runs {run_set.num_runs}: below torchrun or srun each start makes one run"
+        what = f"--runs {run_set.num_runs}: under torchrun or srun each start makes one run"
         raise UserError(what, hint="with --continue each start makes the next run of the set")
 
 

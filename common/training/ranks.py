@@ -80,7 +80,7 @@ def meeting_point(environment: Mapping[str, str] = os.environ) -> tuple[str, str
     if host is None or port is None:
         raise UserError("MASTER_ADDR and MASTER_PORT are not set", hint=HINT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise UserError(f"'{port}' is no port", where="MASTER_PORT", hint="a number from 1 to 65535")
+        raise UserError(f"'{port}' is not a port", where="MASTER_PORT", hint="a number from 1 to 65535")
     return host, port
 
 

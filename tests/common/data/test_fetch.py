@@ -131,7 +131,7 @@ def test_a_file_that_is_not_there_or_needs_a_login_is_named(storage, tmp_path):
     [
         ("uri", b"<html> please log in", r"set\.uri: holds no address"),
         ("uri", b"file:///etc", r"set\.uri: holds no address"),
-        ("md5", b"%s  a\nabc  b\n" % (b"0" * 32), r"set\.md5:2: is no line of MD5 and path"),
+        ("md5", b"%s  a\nabc  b\n" % (b"0" * 32), r"set\.md5:2: expected a line of MD5 and path"),
     ],
 )
 def test_a_list_that_is_none_is_refused(storage, name, content, message):
@@ -155,7 +155,7 @@ def test_a_server_that_cannot_be_reached_is_one_line(server):
 @pytest.mark.parametrize("content", [b"mine", bytes(SIZES["sub/two.bin"])], ids=["shorter", "as long"])
 def test_a_file_of_that_name_is_not_replaced(storage, tmp_path, content):
     (tmp_path / "two.bin").write_bytes(content)
-    with pytest.raises(UserError, match=r"two\.bin: is here, but not the file of http.*move it away"):
+    with pytest.raises(UserError, match=r"two\.bin: exists, but is not the file of http.*move it away"):
         download(storage, tmp_path)
     assert (tmp_path / "two.bin").read_bytes() == content
 

@@ -208,7 +208,7 @@ def test_the_page_is_written_whole(tmp_path):
         (["blurpol"], "no such method 'blurpol'; did you mean blurpool?"),
         (["blurpool", "--out", "PAGE.md"], "leave out 'blurpool'"),
         (["--out", "PAGE.md", "--measure", "mini"], "leave out '--measure'"),
-        (["--pairs", "3"], "--pairs: is of --measure"),
+        (["--pairs", "3"], "--pairs: needs --measure"),
         (["--out", "page.html"], "expected a file NAME.md"),
         (["--out", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
     ],
