@@ -33,7 +33,7 @@ class Work:
 class Spread:
     """The differences in work between samples: standard deviation and maximum, relative to the mean.
 
-    `is_balanced`: the samples of a batch are dealt to the ranks so that each gets the same work.
+    `is_balanced`: the samples of a batch are distributed so that each rank gets the same work.
     """
 
     deviation: float = 0.0
