@@ -138,9 +138,8 @@ class Watchdog:
         if len(late) > 1:
             cause += f"; {len(late)} ranks stand there, their stacks are above"
         self.heartbeat.record_death(late[0], cause)
-        for rank in sorted(
-            running, key=lambda number: states[number] in STUCK
-        ):  # stopped ranks last: SIGCONT wakes them
+        # Stopped ranks come last: SIGCONT wakes them.
+        for rank in sorted(running, key=lambda number: states[number] in STUCK):
             who = f"rank {rank}, after step {slots[rank].step}, {slots[rank].phase}, {states[rank]}"
             print(f"--- stack of {who}", file=sys.stderr, flush=True)
             for number in (DUMP, signal.SIGCONT):

@@ -80,9 +80,8 @@ def end_in_time(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(
-        after_in_child=lambda: signal.set_wakeup_fd(-1)
-    )  # a loader's worker must not write to it
+    # A loader's worker must not write to it.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
     signal.signal(signal.SIGTERM, raise_interrupt)
 
     def watch() -> None:

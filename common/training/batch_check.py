@@ -37,9 +37,8 @@ def statistics_sizes(loaded: Loaded, num_ranks: int) -> list[int]:
     if not benchmark_module(name, "probes").Probes.has_batch_norm:
         return []
     kind = benchmark_module(name).Benchmark
-    ends = [
-        RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)
-    ]  # the fewest and the most samples
+    # The ranks with the fewest and the most samples.
+    ends = [RankInfo(rank=rank, world_size=num_ranks) for rank in (0, num_ranks - 1)]
     return sorted(
         {size for end in ends for size in kind(loaded.config, seed=0, rank_info=end).micro_batch_sizes}
     )

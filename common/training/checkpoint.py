@@ -3,7 +3,7 @@
 The safetensors file holds parameters, buffers, optimizer state, extra state of methods and torch's random
 state; its header holds the rest as JSON (`checkpoint_header.Facts`). Nothing is pickled. Parameters and
 optimizer state are equal on all ranks and saved once; each rank has its own buffers and random states. The
-step is also the position of the loader. CRC-32s of tensors and facts are saved, too: they take a processor
+step is also the position of the loader. CRCs of tensors and facts are saved, too; they take a processor
 0.26 s per GiB (SHA-256 0.6 s, BLAKE2 1.2 s).
 """
 
