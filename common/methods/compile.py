@@ -54,7 +54,8 @@ def compile_model(
 def remove_batch_counters(model: nn.Module) -> None:
     """Remove batch norm's counters of batches in place: a fixed momentum never reads them.
 
-    A counter costs a launch a step, and one more where it is copied. States with and without counters load.
+    A counter costs a kernel launch a step, and one more where it is copied. A `state_dict` loads with and
+    without counters.
     """
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.momentum is not None:
@@ -63,7 +64,7 @@ def remove_batch_counters(model: nn.Module) -> None:
 
 
 def expect_no_counter(norm: nn.Module, keys: Any) -> None:
-    """Let a state load that has a counter, also one that torch adds where the state tells no version."""
+    """Ignore counters in a `state_dict`; torch itself adds one to a `state_dict` without a version."""
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if "num_batches_tracked" not in key]
 
 

@@ -67,7 +67,7 @@ class Ema(Method):
 
     class Config(Strict):
         half_life_steps: float = Field(gt=0, description="after so many steps old weights count half")
-        every_steps: int = Field(ge=1, description="how often the average moves")
+        every_steps: int = Field(ge=1, description="steps from one update of the average to the next")
         first_step: int = Field(default=0, ge=0, description="the average starts here at the earliest")
 
     average: nn.Module | None = None

@@ -8,10 +8,11 @@ When not. Small batches of a device; its authors call 256 large.
 Use. With the model: `apply_ghost_batch_norm(model)`.
 Source. Hoffer et al. 2017, https://arxiv.org/abs/1705.08741; MosaicML Composer 0.7,
 algorithms/ghost_batchnorm.
-Unlike Composer. Same default (32). The running statistics move once a batch, by the momentum, to the mean of
-those of the groups: to 0.5 after a batch of mean 5 at momentum 0.1, as with plain batch norm. Composer moves
-them once a group by momentum / groups, to 0.48 with 8 groups; the paper once a group by the whole momentum. A
-remainder makes groups larger here, smaller there; fewer samples are one group here, an error there.
+Unlike Composer. Same default (32). The running statistics move once a batch, by the momentum, towards the
+mean over the groups: from 0 to 0.5 after a batch of mean 5 at momentum 0.1, as with plain batch norm. In
+Composer they move once a group by momentum / groups, to 0.48 with 8 groups; in the paper once a group by the
+momentum. A remainder makes groups larger here, smaller in Composer; a batch of fewer samples is one group
+here, an error there.
 """
 
 import math
@@ -30,10 +31,10 @@ TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked
 
 
 def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
-    """Replace every batch norm, in place, by one over groups of `samples`; returns how many there are.
+    """Replace every batch norm, in place, by one over groups of `samples`; returns the number of norms.
 
-    The tensors stay the same objects. A remainder is spread over the groups, which are then a little larger;
-    a batch of fewer samples is one group.
+    Parameters and buffers stay the same objects. A remainder is spread over the groups, which are then a
+    little larger; a batch of fewer samples is one group.
     """
     kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
     return replace_layers(
@@ -42,7 +43,7 @@ def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
 
 
 class GhostNorm(_BatchNorm):
-    """Batch norm over groups of samples in training, the plain one in evaluation; of any dimension."""
+    """Batch norm over groups of samples in training, plain batch norm in evaluation."""
 
     def __init__(self, norm: _BatchNorm, samples: int) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
@@ -51,24 +52,24 @@ class GhostNorm(_BatchNorm):
         self.samples, self.training = samples, norm.training
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Accept every shape: the norm that this one replaces did."""
+        """Accept any shape: this class replaces BatchNorm1d, BatchNorm2d and BatchNorm3d."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
         groups = input.tensor_split(max(1, len(input) // self.samples))
-        factors = running_factors([len(group) for group in groups], self.momentum_of_batch())
+        factors = running_factors([len(group) for group in groups], self.count_batch())
         return torch.cat(
             [self.normalize(group, factor) for group, factor in zip(groups, factors, strict=True)]
         )
 
     def normalize(self, group: Tensor, factor: float) -> Tensor:
-        """Normalize a group by its own statistics and move the running ones by `factor` towards them."""
+        """Normalize a group by its statistics; the running ones move towards these by `factor`."""
         running = (self.running_mean, self.running_var)
         return F.batch_norm(group, *running, self.weight, self.bias, True, factor, self.eps)
 
-    def momentum_of_batch(self) -> float:
-        """Count a batch and return how far the running statistics move to it."""
+    def count_batch(self) -> float:
+        """Count a batch; returns the momentum with which the running statistics follow it."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
@@ -77,17 +78,16 @@ class GhostNorm(_BatchNorm):
 
 
 def running_factors(sizes: Sequence[int], momentum: float) -> list[float]:
-    """Return a momentum for each group, one after the other, that together are one momentum for their mean.
+    """Return a momentum for each group: updates by them, in turn, equal one update by `momentum`.
 
-    After updates by these factors each group weighs `momentum` times its share of the samples, and the old
-    value 1 - momentum.
+    Each group then weighs `momentum` times its share of the samples, and the old value 1 - momentum.
     """
     weights = [momentum * size / sum(sizes) for size in sizes]
     return [weight / (1 - math.fsum(weights[number + 1 :])) for number, weight in enumerate(weights)]
 
 
 class GhostBatchNorm(Method):
-    """Replaces every batch norm. Raises UserError for a training batch of less than two groups."""
+    """Replaces every batch norm. Raises UserError for a training batch of fewer than two groups."""
 
     class Config(Strict):
         samples: int = Field(default=32, ge=1, description="of a group, at least")

@@ -11,7 +11,7 @@ Use. Each batch: `freeze_layers(model, frozen_share(step / num_steps))`.
 Source. Brock et al. 2017, https://arxiv.org/abs/1706.04983; MosaicML Composer 0.7, algorithms/layer_freezing.
 Unlike Composer. Same defaults (0.5, 1.0). Layers freeze between steps here, at the end of an epoch there;
 frozen parameters stay in the optimizer without a gradient, there they leave it. Several ranks are refused;
-Composer lets them search for unused parameters.
+Composer lets DDP search for unused parameters.
 """
 
 from math import ceil
@@ -40,8 +40,8 @@ def freeze_layers(model: nn.Module, share: float) -> int:
     """Freeze the first layers, a share of all; returns how many are frozen.
 
     Layers are the modules with parameters of their own, in the order of `model.modules()`; the last is never
-    frozen. A parameter shared by two layers belongs to the first. The other layers train again, except
-    parameters that were frozen by something else.
+    frozen. A parameter shared by two layers belongs to the first. Layers that an earlier call froze train
+    again if they are not among the first; parameters that other code froze stay frozen.
     """
     check_share(share, "freeze_layers")
     layers = [layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None]
@@ -54,7 +54,7 @@ def freeze_layers(model: nn.Module, share: float) -> int:
             setattr(parameter, FROZEN_HERE, is_frozen)
             if is_frozen:
                 parameter.requires_grad_(False)
-                parameter.grad = None  # zeros would let momentum and weight decay go on
+                parameter.grad = None  # at a gradient of 0 momentum and weight decay would still move it
     return num_frozen
 
 
@@ -65,9 +65,9 @@ class LayerFreezing(Method):
 
     class Config(Strict):
         start: float = Field(
-            default=0.5, ge=0, lt=1, description="fraction of the training before the first layer"
+            default=0.5, ge=0, lt=1, description="fraction of the training before the first layer freezes"
         )
-        level: Fraction = Field(default=1.0, description="share of layers at the end")
+        level: Fraction = Field(default=1.0, description="share of layers frozen at the end")
 
     def phase_starts(self, num_steps: int) -> list[int]:
         return split_gradual(ceil(self.settings.start * num_steps), num_steps)

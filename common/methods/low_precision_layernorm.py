@@ -8,7 +8,7 @@ final quality, occasional spikes of the loss (Composer's method card).
 Effect on time. Half of the memory traffic of LayerNorm, residual additions and their gradients, also where a
 compiler fuses them. `ttt inspect compile` counts the bytes.
 Relieves. Forward pass, backward pass: memory traffic.
-When not. A loss that is unstable in 16 bits. In float32 nothing changes, and the configuration drops it.
+When not. A loss that is unstable in 16 bits. In float32 nothing changes; the configuration drops it.
 Use. With the model: `apply_low_precision_layernorm(model)`.
 Source. MosaicML Composer, algorithms/low_precision_layernorm. Layer normalization: Ba, Kiros and Hinton 2016,
 https://arxiv.org/abs/1607.06450.
@@ -34,7 +34,7 @@ class LowPrecisionLayerNorm(nn.LayerNorm):
         with torch.autocast(device, enabled=False):
             if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled, it is one kernel
                 return super().forward(input.float()).to(dtype)
-            rounded = dtype if device == "cuda" else torch.float32  # a GPU's own kernel takes one dtype only
+            rounded = dtype if device == "cuda" else torch.float32  # torch's CUDA kernel takes one dtype
             weight, bias = (None if x is None else x.to(rounded) for x in (self.weight, self.bias))
             return F.layer_norm(input.to(dtype), self.normalized_shape, weight, bias, self.eps)
 

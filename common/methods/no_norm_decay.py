@@ -3,7 +3,7 @@
 What. Only matrices and filters decay; scales and shifts, which have one dimension, keep their size.
 Effect on quality. Common in strong recipes (He 2018; NVIDIA's ResNet-50).
 Effect on time. None.
-Relieves. Nothing: accuracy that fewer epochs could spend.
+Relieves. Nothing: it buys accuracy that fewer epochs could spend.
 When not. To compare with the published runs, which decay every parameter.
 Use. With the optimizer: `split_decay(optimizer)`.
 Source. He et al. 2018, https://arxiv.org/abs/1812.01187, section 3.1.

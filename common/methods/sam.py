@@ -13,8 +13,8 @@ Use. Before each step:
 Source. Foret et al. 2021, https://arxiv.org/abs/2010.01412; MosaicML Composer 0.7, algorithms/sam. As there,
 both passes update the statistics of batch norm.
 Unlike Composer. Defaults are those of the published recipe, rho 0.5 every 10 steps; Composer's class has 0.05
-and every step. Uphill is the direction of the gradient of the global batch; there, and in the paper, each
-rank takes that of its own samples.
+and every step. The step uphill follows the gradient of the global batch; there, and in the paper, each rank
+follows the gradient of its own samples.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,9 +34,9 @@ def sharpness_aware_gradients(
 ) -> None:
     """Replace the gradients at the weights by those at weights + rho * gradient / |gradient|.
 
-    `closure()` clears the gradients and computes those of the same batch; call this between backward() and
-    the optimizer's step. The weights are restored to the last bit. The norm is over all parameters. Gradients
-    may be scaled; where one is not finite nothing is moved.
+    Call it between backward() and the optimizer's step; `closure()` clears the gradients and computes those
+    of the same batch again. The weights are restored to the last bit. The norm is over all parameters.
+    Gradients may be scaled; where one is not finite, both passes are at the same weights.
     """
     moved = [parameter for parameter in parameters if parameter.grad is not None]
     weights = [parameter.clone() for parameter in moved]
@@ -52,8 +52,10 @@ def sharpness_aware_gradients(
 
 class Sam(Method):
     class Config(Strict):
-        rho: float = Field(default=0.5, gt=0, description="how far uphill")
-        every_steps: int = Field(default=10, ge=1, description="how often; 1 is the paper's form")
+        rho: float = Field(default=0.5, gt=0, description="distance of the step uphill")
+        every_steps: int = Field(
+            default=10, ge=1, description="steps from one such step to the next; the paper: 1"
+        )
 
     @property
     def period(self) -> int:

@@ -13,9 +13,10 @@ select_samples(sample_losses(model, {"x": images}, labels)); images, labels = im
 Source. Jiang et al. 2019, https://arxiv.org/abs/1910.00762; MosaicML Composer 0.7,
 algorithms/selective_backprop (the probability of a sample grows with the rank of its loss).
 Unlike Composer. Same defaults (keeps 0.5 between 0.5 and 0.9 of training, every second step whole). The first
-look is in evaluation mode, so that batch norm counts no sample twice, and ranks samples by the cross-entropy,
-whatever the training loss; there it is in training mode and by the training loss. Every second step counts
-from the start of training, there of the epoch. Smaller images for the look, off there, are left out.
+forward pass is in evaluation mode, so that batch norm counts no sample twice, and ranks samples by the
+cross-entropy, whatever the training loss; there it is in training mode and by the training loss. Whole steps
+are counted from the start of training, there of the epoch. Smaller images for that pass, off there, are left
+out.
 """
 
 from dataclasses import replace
@@ -66,13 +67,13 @@ class SelectiveBackprop(Method):
     """
 
     class Config(Strict):
-        start: Fraction = Field(default=0.5, description="the part of the training before it begins")
+        start: Fraction = Field(default=0.5, description="the part of the training before selection begins")
         end: Fraction = Field(
             default=0.9, description="the part of the training after which all samples count again"
         )
         keep: float = Field(default=0.5, gt=0, lt=1, description="the part of the samples that is trained on")
         whole_every: int = Field(
-            default=2, ge=0, description="every so many steps one has all samples; 0: none"
+            default=2, ge=0, description="one step in so many trains on all samples; 0: none"
         )
 
     @property

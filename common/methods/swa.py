@@ -1,9 +1,9 @@
 """Stochastic weight averaging.
 
-What. Keeps the plain mean of the weights late in training, adds a sample to it after every `every`, and
-evaluates it. The trained weights are never touched.
+What. Late in training, adds the weights to a plain mean at intervals of `every`, and evaluates this mean. The
+trained weights are never touched.
 Effect on quality. Published: +0.7 to 1 % top-1 (76.15 -> 76.97 %) at the end of 90 epochs of ResNet-50. The
-statistics of batch norm are averaged, too; Composer renews them, and says that accuracy can suffer without.
+statistics of batch norm are averaged, too; Composer recomputes them, as accuracy can suffer otherwise.
 Effect on time. One pass over weights and average for each sample; one more copy of the model in memory.
 Relieves. Number of steps.
 When not. Beside `ema` (refused); before the learning rate has fallen, or when weights hardly move; where
@@ -12,9 +12,9 @@ Use. With the model: `mean = averaged(model)  # late in training evaluate mean.m
 `if step >= 0.7 * num_steps and (step + 1) % (num_steps // num_epochs) == 0: mean.update_parameters(model)`.
 Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa;
 torch.optim.swa_utils.
-Unlike Composer. Same defaults for the start (0.7) and the samples (every epoch). Training goes on from its
-own weights to the end; there it takes the average at 0.97 and trains on from it. Statistics of batch norm are
-averaged here, there not. A learning rate of its own, off by default there, is left out.
+Unlike Composer. Same defaults for the start (0.7) and the samples (every epoch). The average never enters the
+training; there the model takes it at 0.97 of the training and trains on from it. Statistics of batch norm are
+averaged here, there not. A separate learning rate, off by default there, is left out.
 """
 
 from math import ceil
@@ -33,7 +33,7 @@ def averaged(model: nn.Module) -> AveragedModel:
     Parameters and buffers are averaged.
     """
     plain_mean = get_swa_avg_fn()  # type: ignore[no-untyped-call]
-    # the default avg_fn fails on a GPU, at the integer counters of batch norm
+    # torch's default average fails on a GPU for the integer counters of batch norm
     return AveragedModel(model, avg_fn=plain_mean, use_buffers=True)
 
 
@@ -42,7 +42,7 @@ class Swa(Method):
 
     class Config(Strict):
         start: Fraction = Field(default=0.7, description="the part of the training before the first sample")
-        every: Duration = Field(default="1ep", description="how far samples lie apart")
+        every: Duration = Field(default="1ep", description="from one sample to the next")
 
     mean: AveragedModel | None = None
 

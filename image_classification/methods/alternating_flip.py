@@ -38,15 +38,15 @@ class AlternatingFlips(Dataset[Any]):
 
 
 def alternate_flips(dataset: Any, *, seed: int = 0) -> AlternatingFlips:
-    """Return a data set of (image, label) that mirrors its images; its `epoch` is to be set before each one.
+    """Return a data set of (image, label) that mirrors its images; set its `epoch` before each epoch.
 
-    Workers of a loader that live on from epoch to epoch would not see it change.
+    Persistent workers of a DataLoader do not see the change.
     """
     return AlternatingFlips(dataset, seed)
 
 
 class AlternatingFlip(Method):
-    """Changes how loaders draw; raises UserError where half of the images are not mirrored anyway."""
+    """Sets `data.alternates_flips`; raises UserError unless `data.flip_probability` is 0.5."""
 
     def configure(self, config: RunConfig) -> RunConfig:
         data = config.model_dump()["data"]

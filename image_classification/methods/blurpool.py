@@ -24,15 +24,15 @@ from torch import Tensor, nn
 
 from common.config.schema import Strict
 from common.training.method import Method, replace_layers
-from image_classification.kernels.blur import INTERPRETED, MAX_BLUR_STRIDE  # and torch.ops.ttt
+from image_classification.kernels.blur import INTERPRETED, MAX_BLUR_STRIDE  # defines torch.ops.ttt
 
-BLURRED = "has_its_blur"  # attribute of a convolution that was replaced
+BLURRED = "has_its_blur"  # attribute of a convolution that has a blur before it
 
 
 def apply_blurpool(model: nn.Module, min_channels: int = 16, *, fuses_max_pool: bool = True) -> int:
     """Blur before every max-pool and convolution of stride 2, in place; returns how many layers changed.
 
-    Convolutions with fewer than `min_channels` input channels are left alone, and those that have their blur.
+    Convolutions with fewer than `min_channels` input channels, and those that have a blur, are left alone.
     With `fuses_max_pool` a GPU computes a max-pool and its blur in one kernel.
     """
     device = next((parameter.device for parameter in model.parameters()), None)
@@ -92,7 +92,7 @@ class Blur(nn.Module):
 
 
 class MaxBlur(nn.Sequential):
-    """A max-pool of stride 1, then the blur of stride 2; fused, a GPU has one kernel for windows of 3x3."""
+    """A max-pool of stride 1, then the blur of stride 2; with `is_fused` one GPU kernel for 3x3 windows."""
 
     def __init__(self, dense: nn.MaxPool2d, *, is_fused: bool = True) -> None:
         super().__init__(dense, Blur(stride=MAX_BLUR_STRIDE))

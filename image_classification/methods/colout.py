@@ -25,17 +25,17 @@ from common.training.method import Batch, Method, Progress
 
 
 def drop_lines(images: Tensor, share: float = 0.15) -> Tensor:
-    """Return (batch, channels, height, width) without a random share of its rows and as many columns.
+    """Return (batch, channels, height, width) without a random `share` of its rows and of its columns.
 
-    The order stays, and so does the layout in memory; the lines come from torch's random numbers on the CPU.
+    The order stays, and so does the layout in memory; torch's random numbers on the CPU choose the lines.
     """
     check_share(share, "drop_lines")
     is_channels_last = images.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if is_channels_last else torch.contiguous_format
     for axis in (-2, -1):
         length = images.shape[axis]
-        kept = torch.randperm(length)[: max(1, int((1 - share) * length))].sort().values
-        images = images.index_select(axis, kept.to(images.device, non_blocking=True))
+        lines = torch.randperm(length)[: max(1, int((1 - share) * length))].sort().values
+        images = images.index_select(axis, lines.to(images.device, non_blocking=True))
     return images.contiguous(memory_format=layout)
 
 

@@ -10,8 +10,8 @@ When not. Short trainings, which do not overfit.
 Use. Each batch: `images, labels = cut_mix(images, labels, num_classes=1000)`.
 Source. Yun et al. 2019, https://arxiv.org/abs/1905.04899; MosaicML Composer 0.7, algorithms/cutmix;
 torchvision.transforms.v2.CutMix.
-Unlike Composer. Same default (1.0) and rectangles. The other image is the neighbour in the batch, there one
-of a random order.
+Unlike Composer. Same default (1.0) and rectangles. The second image is the neighbour in the batch, there a
+random one of the batch.
 """
 
 from pydantic import Field
@@ -25,10 +25,10 @@ from image_classification.methods.mixup import Mixup
 def cut_mix(
     images: Tensor, labels: Tensor, *, num_classes: int | None, alpha: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return images with a foreign rectangle and their labels as probabilities (batch, num_classes) float32.
+    """Return images with a neighbour's rectangle, and labels as probabilities (batch, num_classes) float32.
 
-    `labels` are indices (batch,) int64, or probabilities already. Each sample meets the one before it. The
-    rectangle comes from torch's random numbers on the CPU.
+    `labels` are indices (batch,) int64, or probabilities already. The neighbour of a sample is the one before
+    it. The rectangle comes from torch's random numbers on the CPU.
     """
     mixed: tuple[Tensor, Tensor] = v2.CutMix(alpha=alpha, num_classes=num_classes)(images, labels)
     return mixed

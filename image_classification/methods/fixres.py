@@ -11,7 +11,7 @@ Use. With the data: `apply_fixres(dataset, evaluation_dataset, 176, 232, 224)  #
 crop`.
 Source. Touvron et al. 2019, https://arxiv.org/abs/1906.06423; MosaicML, MLPerf Training v2.0 (176, 232 ->
 224).
-Unlike Composer. A choice of sizes in its recipes there, not a method.
+Unlike Composer. There it is a choice of sizes in the recipes, not a method.
 """
 
 from typing import Any
@@ -32,9 +32,9 @@ def apply_fixres(
     *,
     min_crop_area: float = 0.08,
 ) -> None:
-    """Put random crops before the `transform` of a data set, and larger centre crops before the other's.
+    """Put random crops before the `transform` of `dataset`, centre crops before that of the evaluation set.
 
-    Those transforms must not crop, and turn PIL images or tensors of any size into what the model takes.
+    Neither `transform` may crop; both turn PIL images or tensors of any size into inputs of the model.
     """
     crop = v2.RandomResizedCrop(train_crop_px, scale=(min_crop_area, 1), antialias=True)
     dataset.transform = v2.Compose([crop, dataset.transform])

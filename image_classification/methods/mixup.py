@@ -10,9 +10,9 @@ When not. Short trainings, which do not overfit.
 Use. Each batch: `images, labels = mix_up(images, labels, num_classes=1000)`.
 Source. Zhang et al. 2018, https://arxiv.org/abs/1710.09412; MosaicML Composer 0.7, algorithms/mixup;
 torchvision.transforms.v2.MixUp.
-Unlike Composer. Same default (0.2). The other image is the neighbour in the batch, there one of a random
-order; the weight may exceed one half, there the smaller of it and its complement counts. Mixing the loss in
-the place of labels is left out, off by default there.
+Unlike Composer. Same default (0.2). The second image is the neighbour in the batch, there a random one of the
+batch; the weight w may exceed one half, there it is the smaller of w and 1 - w. Mixing losses instead of
+labels, off by default there, is left out.
 """
 
 from dataclasses import replace
@@ -30,8 +30,8 @@ def mix_up(
 ) -> tuple[Tensor, Tensor]:
     """Return mixed images and their labels as probabilities (batch, num_classes) float32.
 
-    `labels` are indices (batch,) int64, or probabilities already. Each sample meets the one before it. The
-    weight comes from torch's random numbers on the CPU.
+    `labels` are indices (batch,) int64, or probabilities already. The neighbour of a sample is the one before
+    it. The weight comes from torch's random numbers on the CPU.
     """
     mixed: tuple[Tensor, Tensor] = v2.MixUp(alpha=alpha, num_classes=num_classes)(images, labels)
     return mixed

@@ -38,8 +38,8 @@ def image_size_px(
 ) -> int:
     """Return the size of an epoch (from 0): `initial_scale` at first, then linearly up to `full_px`.
 
-    It begins to grow after `delay_fraction` of the epochs, is full for the last `finetune_fraction`, and is
-    rounded to multiples of `size_increment_px` on the way. The defaults are the published ones.
+    The size begins to grow after `delay_fraction` of the epochs, is full for the last `finetune_fraction`,
+    and is rounded to multiples of `size_increment_px` between. The defaults are the published ones.
     """
     growing = 1 - delay_fraction - finetune_fraction
     grown = min(1.0, max(0.0, (epoch / num_epochs - delay_fraction) / growing))

@@ -9,8 +9,8 @@ When not. Where the architecture is fixed; short trainings (none of the study's 
 Use. With the model: `apply_squeeze_excite(model)`.
 Source. Hu et al. 2018, https://arxiv.org/abs/1709.01507; MosaicML Composer 0.7, algorithms/squeeze_excite
 (after each convolution whose input and output both have `min_channels`); torchvision.ops.SqueezeExcitation.
-Unlike Composer. `min_channels` 512 as its method card advises; the class has 128. `latent_channels` is the
-same (64), but no share of the width. Both layers have biases (torchvision's), there none.
+Unlike Composer. `min_channels` is 512, as its method card advises; its class has 128. `latent_channels` is
+the same (64), but cannot be a share of the width. Both layers have biases (torchvision's), there none.
 """
 
 from pydantic import Field
@@ -22,9 +22,9 @@ from common.training.method import Method, replace_layers
 
 
 def apply_squeeze_excite(model: nn.Module, min_channels: int = 512, latent_channels: int = 64) -> int:
-    """Put a squeeze-and-excitation behind wide convolutions, in place; returns behind how many.
+    """Put a squeeze-and-excitation behind wide convolutions, in place; returns their number.
 
-    Wide: at least `min_channels` in and out. `latent_channels` lie between its two layers.
+    Wide: at least `min_channels` in and out. `latent_channels` is the width between its two layers.
     """
 
     def extended(layer: nn.Module) -> nn.Module | None:

@@ -29,10 +29,10 @@ from common.training.registry import refuse_compiled
 
 
 def apply_stochastic_depth(model: nn.Module, drop_rate: float = 0.2) -> int:
-    """Wrap the residual blocks of a ResNet, in place; returns how many.
+    """Wrap the residual blocks of a ResNet, in place; returns their number.
 
-    The last one is left out with probability `drop_rate`, block i of n, from 1, with drop_rate * i / n. Call
-    `draw_depth(model)` before every training step.
+    Block i of n, from 1, is left out with probability drop_rate * i / n. Call `draw_depth(model)` before
+    every training step.
     """
     blocks = [module for module in model.modules() if isinstance(module, BasicBlock | Bottleneck)]
     wrapped = {
@@ -50,7 +50,7 @@ def draw_depth(model: nn.Module) -> None:
 
 
 class WithoutBranch(torch.autograd.Function):
-    """The identity of its first input; gradients of the others are 0, so that every step has all of them."""
+    """Returns its first input; the other inputs get gradients of 0, so that no parameter lacks one."""
 
     @staticmethod
     def forward(ctx: Any, shortcut: Tensor, *parameters: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class WithoutBranch(torch.autograd.Function):
 
 
 class StochasticBlock(nn.Module):
-    """A residual block whose branch counts by 1 / (1 - drop_rate), or, where `is_dropped`, not at all."""
+    """A residual block whose branch is multiplied by 1 / (1 - drop_rate), or, if `is_dropped`, left out."""
 
     def __init__(self, block: nn.Module, drop_rate: float) -> None:
         super().__init__()

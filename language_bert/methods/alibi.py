@@ -19,9 +19,9 @@ the attention of the last layer stays whole.
 Use. With the model: `apply_alibi(model)`. Each batch: `batch = shorten(batch, 128, "segment")`.
 Source. Press, Smith and Lewis 2021, Train Short, Test Long, https://arxiv.org/abs/2108.12409; MosaicML
 Composer 0.7, algorithms/alibi; in both directions as MosaicBERT, https://arxiv.org/abs/2312.17482.
-Unlike Composer. Same default (0.25) and slopes. Its biases are for causal models, of one direction. Rows of
-padding alone are dropped here. `max_sequence_length` (8192) is left out: evaluation is no longer than the
-data. Its other arguments name the layers of a model; here they are those of BERT.
+Unlike Composer. Same default (0.25) and slopes. Composer's biases are for causal models, of one direction.
+Rows that hold only padding are dropped here. `max_sequence_length` (8192) is left out: evaluation is no
+longer than the data. Its other arguments name the layers of a model; here they are those of BERT.
 """
 
 import math
@@ -61,7 +61,8 @@ def alibi_slopes(num_heads: int) -> Tensor:
 def apply_alibi(model: nn.Module) -> int:
     """Bias the attention of a Hugging Face BERT, packed or not, in place; returns the number of layers.
 
-    `eager` and `sdpa` attention take the bias; the kernels of `flash_attention_2` would not see it.
+    Position embeddings become 0 and are not trained. `eager` and `sdpa` attention take the bias; the
+    kernels of `flash_attention_2` would not see it.
     """
     bert: Any = getattr(model, "bert", model)
     weight = bert.embeddings.position_embeddings.weight

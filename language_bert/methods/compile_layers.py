@@ -39,8 +39,8 @@ def compile_layers(
 ) -> None:
     """Compile the pieces of a packed encoder: for training each shape on its own, for evaluation all at once.
 
-    The pieces stay whole under DDP, in the whole process: it still all-reduces layer by layer, and a cut
-    where a bucket ends would undo fusions. A copy of the model, such as an average, uses them too.
+    Torch does not cut the graphs for DDP, in the whole process: DDP still all-reduces layer by layer, and a
+    cut where a bucket ends would undo fusions. A copy of the model, such as an average, uses the pieces too.
     """
     check_packed(model, "compile_layers")
     torch._dynamo.config.optimize_ddp = False

@@ -11,9 +11,8 @@ H200 steps took as long as in 16 bits (common/measure/README.md), before one ker
 timed.
 Relieves. Forward pass, backward pass: compute; and the memory of activations saved for the backward pass.
 When not. GPUs before compute capability 8.9; small models; fp16, whose overflows it would hide. With one
-layer the configuration drops it. Needs `unpad`
-before it, with tokens rounded up to a multiple of 16, and after `fused_qkv` and `gated_linear_units` where
-they are used.
+layer the configuration drops it. Needs `unpad` before it, with tokens rounded up to a multiple of 16, and
+`fused_qkv` and `gated_linear_units`, where they are used.
 Use. With the model: `model = use_fp8(unpad(model, round_to=16))`. After each step: `update_scales(model)`.
 Source. https://arxiv.org/abs/2209.05433 (the formats); MLPerf Training v2.1 and v3.0, NVIDIA;
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
@@ -54,25 +53,25 @@ from language_bert.model import PackedBert, autocast_dtype, feed_forward
 
 VALUES = torch.float8_e4m3fn
 DTYPES = {"input": VALUES, "weight": VALUES, "gradient": GRADIENTS}
-START = {"input": 16.0, "weight": 1.0, "gradient": 2.0**-10}  # largest values, until a step has shown some
+START = {"input": 16.0, "weight": 1.0, "gradient": 2.0**-10}  # largest values assumed before the first pass
 LEAST = 2.0**-100  # of a largest value; below, the tensor counts as zeros and its scale stays
 HISTORY_STEPS = 16  # the default of Transformer Engine is 1024; gradients shrink faster at BERT's start
 FIRST_PASSES = 2  # the second corrects what rounding with the starting scales did to the first
 MULTIPLE = 16  # of all dimensions, for the kernels
 CAPABILITY = (8, 9)
 GELU = "gelu_pytorch_tanh"  # the form that the kernel computes
-LAYERS_FROM = ("fused_qkv", "gated_linear_units")
+LAYERS_FROM = ("fused_qkv", "gated_linear_units")  # methods that replace linear layers
 Packed = TypeVar("Packed", bound=PackedBert)
 
 
 class State(NamedTuple):
-    """Scales, and the largest scales that tensors since `update_scales` asked for: scalars in float32."""
+    """Scales, and the largest scales that tensors since `update_scales` needed: scalars in float32."""
 
     input_scale: Tensor
     weight_scale: Tensor
     gradient_scale: Tensor
     gradient_current: Tensor
-    input_current: Tensor | None = None  # these two the forward pass alone changes
+    input_current: Tensor | None = None  # only the forward pass changes these two
     weight_current: Tensor | None = None
 
     @property
@@ -84,9 +83,9 @@ NUM_STATES = len(State._fields)
 
 
 def to_8_bits(name: str, state: State, *parts: Tensor, function: str = "copy") -> Quantized:
-    """Return `function` of the parts in the dtype of `name`, one of DTYPES, by the scale of it.
+    """Round `function` of the parts to the dtype of `name`, one of DTYPES, with its scale.
 
-    Its current scale is raised in place to the one at which no value is clamped.
+    The current scale of `name` is raised in place so that it would clamp no value of these.
     """
     scale, current = getattr(state, f"{name}_scale"), getattr(state, f"{name}_current")
     dtype = DTYPES[name]
@@ -166,10 +165,10 @@ class Fp8Product(torch.autograd.Function):
 
 
 class Fp8FeedForward(torch.autograd.Function):
-    """x (T, D) times up (W, D) transposed, plus a bias; GELU's tanh form of it times down (D, W) transposed.
+    """Two linear layers on x (T, D), weights up (W, D) and down (D, W), with GELU's tanh form between them.
 
-    GELU and its gradient are computed where their results are rounded to 8 bits, and written in no other
-    form.
+    The kernels that round the results of GELU and of its gradient to 8 bits also compute them; 16-bit copies
+    are not written.
     """
 
     @staticmethod
@@ -206,7 +205,7 @@ class Fp8FeedForward(torch.autograd.Function):
 class Fp8Linear(nn.Linear):
     """A linear layer, with the parameters of a given one, that multiplies in FP8 in training mode.
 
-    Its buffers are, for each of DTYPES, its scale and the one that its values since `update_scales` ask for.
+    Its buffers are, for each of DTYPES, the scale, and the largest scale needed since `update_scales`.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -241,7 +240,7 @@ class Fp8Linear(nn.Linear):
 
 
 def feed_forward_in_fp8(layer: Any, hidden: Tensor) -> Tensor:
-    """Return what `feed_forward` of model.py does of a layer with two Fp8Linear and GELU between them."""
+    """Compute `feed_forward` of model.py for a layer with two Fp8Linear and GELU between them."""
     if not layer.training:
         return feed_forward(layer, hidden)
     up, down, apply = layer.intermediate.dense, layer.output.dense, Fp8FeedForward.apply
@@ -280,7 +279,7 @@ def use_fp8(model: Packed) -> Packed:
 def update_scales(model: nn.Module) -> None:
     """Take the scales of the next step from the largest values of the last HISTORY_STEPS, of all ranks.
 
-    Collective. Nothing waits for the device. A value that is not finite is no largest value.
+    Collective, without a host sync. A largest value that is not finite counts as 0.
     """
     layers = [module for module in model.modules() if isinstance(module, Fp8Linear)]
     scales, currents = (
@@ -324,7 +323,7 @@ class Fp8(Method):
 
     def model(self, model: nn.Module) -> nn.Module:
         self.check_hardware()
-        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as it is: torch asks Triton 3.9, which warns
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; unset, Triton 3.9 warns
         return use_fp8(require_packed(model, self))
 
     def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:

@@ -13,7 +13,7 @@ sequences of full length). `segment` saves work in attention only, and needs `un
 segment of each sequence is padded to the length of the others.
 Relieves. Forward pass, backward pass: shorter sequences.
 When not. With a compiler or CUDA graphs: each length is another shape. A next-sentence loss with `segment`.
-`segment` without `unpad`: just below the full length a padded batch has nearly twice its places.
+`segment` without `unpad`: just below the full length a padded batch has nearly twice as many positions.
 Use. Each batch: `batch = shorten(batch, sequence_length(step, num_steps, 512))`.
 Source. Li, Zhang and He 2021, https://arxiv.org/abs/2108.06084; MosaicML Composer 0.7,
 algorithms/seq_length_warmup.
@@ -62,12 +62,13 @@ def sequence_length(
 
 
 def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> Mapping[str, Tensor]:
-    """Return the batch with `length` places in its tensors (batch, seq).
+    """Return the batch with `length` positions in its tensors (batch, seq).
 
-    `truncate` keeps the first places, and tensors (batch,). `segment` makes rows of all places, the last of a
-    sequence padded; it drops rows of padding alone, by `attention_mask`, and tensors (batch,), which describe
-    whole sequences. The same object is returned for a batch that is short enough, and for one that would lose
-    all `labels`, over which the loss is a mean. Raises UserError for another word than these two.
+    `truncate` keeps the first positions, and tensors (batch,). `segment` makes rows of all positions, the
+    last of a sequence padded; it drops rows that hold only padding, by `attention_mask`, and tensors
+    (batch,), which describe whole sequences. The same object is returned for a batch that is short enough,
+    and for one that would lose all `labels`, over which the loss is a mean. Raises UserError for any other
+    `how`.
     """
     if how not in ("truncate", "segment"):
         raise UserError(f"unknown way '{how}'", where="shorten", hint="truncate or segment")
@@ -87,7 +88,7 @@ def shorten(batch: Mapping[str, Tensor], length: int, how: str = "truncate") -> 
 
 
 def shorten_batch(batch: Batch, length: int, how: str) -> Batch:
-    """Return a batch as `shorten` makes it; the same object where that is the same."""
+    """Return the batch that `shorten` makes; the same object if it changes nothing."""
     whole = batch.inputs | batch.targets
     short = shorten(whole, length, how)
     if short is whole:

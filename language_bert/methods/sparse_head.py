@@ -25,7 +25,7 @@ from language_bert.methods.unpad import UnpaddedBert, check_packed, require_pack
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
-    """Return the batch with `labels` (M,) of the masked tokens only; M is rounded up by ignored labels."""
+    """Return the batch with `labels` (M,) of masked tokens only; IGNORED labels round M up."""
     masked_tokens = batch.inputs["masked_tokens"]
     labels = batch.targets["labels"][masked_tokens]
     num_extra, last = -len(labels) % round_to, len(batch.inputs["input_ids"]) - 1  # ascending order is kept

@@ -34,14 +34,14 @@ from language_bert.attention import (
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
 
-ROUND_TO, ROUNDED_SAMPLES = 512, 56  # tokens of so many sequences are rounded so by `auto`
+ROUND_TO, ROUNDED_SAMPLES = 512, 56  # `auto` rounds tokens up to this multiple, for so many sequences
 
 
 def resolve_rounding(round_to: int | str, num_samples: int) -> int:
-    """Return the multiple for a micro-batch of so many sequences.
+    """Return the multiple for a micro-batch of `num_samples` sequences.
 
-    `auto` is 512 up to 56 sequences, and twice as much wherever these double: the share of padding and the
-    number of forms then stay about the same.
+    `auto` is 512 up to 56 sequences, and doubles when their number doubles: the share of padding and the
+    number of distinct shapes then stay about the same.
     """
     if not isinstance(round_to, str):
         return round_to
@@ -189,7 +189,7 @@ class Unpad(Method):
     kernel, switches = "torch_flash", False
 
     def configure(self, config: RunConfig) -> RunConfig:
-        """Raises UserError for a model with dropout, and for a kernel that is not there."""
+        """Raises UserError for a model with dropout, and for a kernel that this machine lacks."""
         if config.model_dump()["model"]["dropout"]:
             self.refuse("the packed encoder has no dropout", hint="--set model.dropout=0.0")
         if torch.cuda.is_available():
@@ -197,7 +197,7 @@ class Unpad(Method):
         return config
 
     def choose_kernel(self, device: torch.device) -> str:
-        """Return the kernel that the setting names. Raises UserError where it is not there."""
+        """Return the kernel that the setting names. Raises UserError where this machine lacks it."""
         name, size = self.settings.attention, head_size(self.config.model)  # type: ignore[attr-defined]
         if name != "auto" and not has_kernel(device):
             self.refuse(f"{name} needs a GPU", setting="attention", hint="there is auto")
