@@ -1,4 +1,4 @@
-"""Methods that change the pixels of training images where these are read, before normalization."""
+"""Methods that change training images in the loader's worker processes, before normalization."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

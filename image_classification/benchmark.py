@@ -86,7 +86,7 @@ class Benchmark(benchmark.Benchmark):
         return F.cross_entropy(outputs.float(), targets["labels"])
 
     def synthetic_batches(self) -> Iterator[Batch]:
-        """Yield noise in each size of the loader's batches; methods that resize batches resize this too."""
+        """Yield noise in each size of the loader's batches; methods that resize batches resize these too."""
         for num_samples in self.micro_batch_sizes:
             for size_px in self.config.data.crop_sizes_px:
                 yield self.noise(num_samples, size_px)
@@ -98,7 +98,7 @@ class Benchmark(benchmark.Benchmark):
         return Batch(inputs={"x": normalize(pixels)}, targets={"labels": labels}, num_samples=num_samples)
 
     def noise(self, num_samples: int, size_px: int) -> Batch:
-        """Return a batch of noise in the layout and type of the loader: what is compiled here is used."""
+        """Return noise in the layout and dtype of the loader's batches, so that training compiles nothing."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(num_samples, 3, size_px, size_px, generator=generator)
         labels = torch.randint(self.config.model.num_classes, (num_samples,), generator=generator)
@@ -137,12 +137,12 @@ class Benchmark(benchmark.Benchmark):
 
     @property
     def pixel_memory(self) -> PixelMemory:
-        """The memory in which a loader keeps the training images that are this rank's."""
+        """The memory in which a loader keeps this rank's training images."""
         return PixelMemory(self.config.data.stored_on, self.device, self.micro_batch_sizes[0])
 
     @property
     def num_rank_images(self) -> int:
-        """The training images that are this rank's, where a loader keeps them."""
+        """The number of this rank's training images, for a loader that keeps them."""
         num_images, batch = self.config.data.num_train_samples, self.config.global_batch_size
         return len(sampler.shard_bounds(num_images, batch, self.rank_info))
 
@@ -171,7 +171,7 @@ class Benchmark(benchmark.Benchmark):
         return self.images("validation", self.config.data.num_evaluation_samples)
 
     def evaluation_batches(self) -> Iterator[Batch]:
-        """Yield one centre crop of every image of this rank's, in the order of the listing."""
+        """Yield one centre crop of each of this rank's images, in the order of the listing."""
         data = self.config.data
         images = self.evaluation_images
         size, samples = self.rank_evaluation_batch_size, self.rank_evaluation_samples
@@ -213,5 +213,5 @@ LOADERS = {"workers": worker_batches, "dali": dali_batches, "resident": resident
 
 
 def open_loader(images: Images, settings: TrainSettings) -> Iterator[PixelBatch]:
-    """Open the training loader of the settings; all show the same crops."""
+    """Open the training loader that the settings name; all loaders give the same crops."""
     return LOADERS[settings.data.loader](images, settings)

@@ -11,7 +11,7 @@ from typing import Any
 from common.config.division import Rule, all_equal, equals, first_even_evaluation, reaches
 from common.evidence.log import IMAGENET_SAMPLES, TARGETS
 
-LARGE_BATCH = 32_768  # from which the momentum of LARS is free
+LARGE_BATCH = 32_768  # from this batch size on, the momentum of LARS is free
 CADENCE_EPOCHS = 4
 ASK_CADENCE = (
     f"evaluations {CADENCE_EPOCHS}ep apart (evaluate_offset 0ep to {CADENCE_EPOCHS - 1}ep, no evaluate_from)"
@@ -33,17 +33,17 @@ def with_lars(rule: Rule) -> Rule:
     return replace(rule, holds=lambda config: not is_lars(config) or rule.holds(config))
 
 
-def has_momentum(config: Any) -> bool:
+def allows_momentum(config: Any) -> bool:
     is_free = is_lars(config) and config.global_batch_size >= LARGE_BATCH
     return is_free or config.optimizer.momentum == 0.9
 
 
-def has_weight_decay(config: Any) -> bool:
+def allows_weight_decay(config: Any) -> bool:
     decay = config.optimizer.weight_decay
     return decay > 0 and is_whole(math.log2(decay / BASE_DECAY))
 
 
-def has_smoothing(config: Any) -> bool:
+def allows_smoothing(config: Any) -> bool:
     return config.methods.get("label_smoothing", {"smoothing": 0.1})["smoothing"] == 0.1
 
 
@@ -65,14 +65,14 @@ HYPERPARAMETERS = (
         name="Hyperparameters: {optimizer}_opt_momentum",
         key="optimizer.momentum",
         asks="0.9 (any with lars from a batch of 32,768 on)",
-        holds=has_momentum,
+        holds=allows_momentum,
     ),
     equals("Hyperparameters: {optimizer}_opt_momentum", "optimizer.nesterov", False),
     Rule(
         name="Hyperparameters: {optimizer}_opt_weight_decay",
         key="optimizer.weight_decay",
         asks="0.0001 * 2^N with a whole N",
-        holds=has_weight_decay,
+        holds=allows_weight_decay,
     ),
     Rule(
         name="Hyperparameters: {optimizer}_opt_weight_decay",
@@ -102,7 +102,7 @@ HYPERPARAMETERS = (
         name="Hyperparameters: label smoothing",
         key="methods.label_smoothing.smoothing",
         asks="0.1, or none",
-        holds=has_smoothing,
+        holds=allows_smoothing,
     ),
 )
 SAME_AS_THE_REFERENCE = {  # name of the rule -> keys and their values at size full

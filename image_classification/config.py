@@ -15,10 +15,7 @@ SizePx = Annotated[int, Field(ge=32)]
 
 
 class ModelConfig(Strict):
-    """A torchvision ResNet by name.
-
-    `initial_weights` are drawn as in MosaicML's runs, or as by the MLPerf reference.
-    """
+    """A torchvision ResNet by name, with initial weights drawn as MosaicML or the MLPerf reference does."""
 
     name: Literal["resnet18", "resnet50", "resnet101"]
     num_classes: int = Field(gt=1)
@@ -72,7 +69,7 @@ class Config(RunConfig):
     closed_rules: ClassVar = closed.RULES
 
     def check_origins(self, origins: Mapping[tuple[str, ...], str]) -> None:
-        """Refuse a size of stored pixels by hand that the larger one of the configuration would replace."""
+        """Refuse a `stored_px` set by hand that the configuration's `stored_px_if_it_fits` may replace."""
         by_hand, larger = (origins.get(("data", key), "") for key in ("stored_px", "stored_px_if_it_fits"))
         suite = f"{self.benchmark}/"
         if self.data.stored_px_if_it_fits and not by_hand.startswith(suite) and larger.startswith(suite):
@@ -89,5 +86,5 @@ class Config(RunConfig):
         return super().prepared_hint + (f" --set data.encoded_px={size}" if size else "")
 
     def prepared_with(self) -> dict[str, Any]:
-        """Return also the size of images that are encoded again; None: all are as they came."""
+        """Add the size of images that are encoded again; None: all stay as they came."""
         return super().prepared_with() | {"data.encoded_px": self.data.encoded_px}

@@ -6,8 +6,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-CUT_DEVIATION = 0.87962566  # of a standard normal distribution that is cut at -2 and 2
-CUT_SHARE = math.erf(2 / math.sqrt(2))  # of its values, which lie between these
+TRUNCATED_DEVIATION = 0.87962566  # standard deviation of a normal distribution truncated at -2 and 2
+TRUNCATED_SHARE = math.erf(2 / math.sqrt(2))  # of a normal distribution, between -2 and 2
 
 
 def build_resnet(name: str, num_classes: int, initial_weights: str = "mosaic") -> nn.Module:
@@ -22,7 +22,7 @@ def build_resnet(name: str, num_classes: int, initial_weights: str = "mosaic") -
 
 
 class Classifier(nn.Linear):
-    """The parameters of a linear layer, with float32 logits in evaluation: 16-bit ones are often equal."""
+    """A linear layer with float32 logits in evaluation, because 16-bit logits are often equal."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, device="meta")
@@ -55,16 +55,16 @@ def initialize(model: nn.Module) -> None:
 def initialize_as_reference(model: nn.Module) -> None:
     """Draw the weights as the MLPerf reference does, in place.
 
-    Convolutions: a normal distribution cut at two standard deviations, of variance 1 / fan_in after the cut.
+    Convolutions: a normal distribution truncated at two standard deviations, then of variance 1 / fan_in.
     Batch norms: scale 1, shift 0. The linear layer: standard deviation 0.01, bias 0.
     Source: Google's TensorFlow code in MLPerf Training v2.0, resnet_model.py (variance_scaling_initializer
     and random_normal_initializer with their defaults).
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            deviation = module.weight[0].numel() ** -0.5 / CUT_DEVIATION
-            nn.init.uniform_(module.weight, -CUT_SHARE, CUT_SHARE)  # and then the inverse of its distribution
-            with torch.no_grad():
+            deviation = module.weight[0].numel() ** -0.5 / TRUNCATED_DEVIATION
+            nn.init.uniform_(module.weight, -TRUNCATED_SHARE, TRUNCATED_SHARE)
+            with torch.no_grad():  # the inverse of the distribution function
                 module.weight.erfinv_().mul_(math.sqrt(2) * deviation)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.01)

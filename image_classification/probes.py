@@ -1,4 +1,4 @@
-"""The tools' view of ResNet: shapes, pieces and kernels to time, the work of an image, other loaders."""
+"""Answers of ResNet to the measuring tools: shapes, parts and kernels to time, work of an image, loaders."""
 
 import io
 import itertools
@@ -45,7 +45,7 @@ SHORTCUT = (256, 56, 512)  # channels, size and outputs of the first strided sho
 PAIR_IMAGES, STORED_PX, SIZE_PX = 8, 96, 56
 CHANNELS = 32
 HALF_BYTES = 2  # activations in 16 bits
-DECODING_MS = (1.8, 2.9)  # of a core, decoding and squashing an image of that size: assumptions, a range
+DECODING_MS = (1.8, 2.9)  # of a core, to decode and squash an image of HEIGHT x WIDTH: an assumed range
 HEIGHT, WIDTH = 375, 500  # of a usual image of ImageNet
 CORES = (64, 128, 192)
 
@@ -96,26 +96,26 @@ class Probes(probes.Probes):
         return 2 * self.num_readers if self.config.data.loader == "workers" else 1
 
     def equal_settings(self) -> list[list[str]]:
-        """Return numbers of workers with a processor each."""
+        """Return other numbers of workers, up to one for each processor."""
         processors = os.cpu_count() or 1
         counts = {count for count in (1, 2, 4, processors) if count <= processors} - {self.num_readers}
         return [[f"data.num_workers={count}"] for count in sorted(counts)]
 
     def without_loading(self) -> dict[str, list[str]]:
-        """Return what leaves out decoding, and random crops with the methods that change single images."""
-        methods = augmentations(self.config)  # which ask for worker processes
+        """Return settings without decoding, and without random crops and methods on single images."""
+        methods = augmentations(self.config)  # they need worker processes
         plain = ["data.min_crop_area=1.0", "data.flip_probability=0", "data.alternates_flips=false"]
         random = {method.name for method in methods} | {"alternating_flip"}
         plain += [f"methods.{name}=false" for name in self.config.methods if name in random]
         return ({} if self.loads_once or methods else {"decoding": DECODED_ONCE}) | {"augmentation": plain}
 
     def other_loaders(self, factor: float) -> dict[str, list[str]]:
-        """Return as many workers as that takes, and the loader that decodes once."""
+        """Return the loader with `factor` times the workers, and the loader that decodes once."""
         workers = min(math.ceil(self.num_readers * factor), os.cpu_count() or 1)
         loaders = {}
         if workers > self.num_readers or self.loads_once:
             loaders[f"data.num_workers={workers}"] = ["data.loader=workers", f"data.num_workers={workers}"]
-        if not augmentations(self.config):  # which ask for worker processes
+        if not augmentations(self.config):  # they need worker processes
             loaders[" ".join(DECODED_ONCE)] = DECODED_ONCE
         return loaders
 
@@ -141,7 +141,7 @@ class Probes(probes.Probes):
         yield from blur_parts(min(batch_size, 256), device, dtype)
 
     def kernel_pairs(self) -> Iterator[KernelPair]:
-        """Yield the blur, also of a max-pool, and the crop on a GPU: a CPU computes its reference anyway."""
+        """Yield blur, max-pool with blur, and on a GPU the crop: a CPU runs its reference anyway."""
         device = self.benchmark.device
         yield from blur_pairs(device)
         if device.type == "cuda":
@@ -170,7 +170,7 @@ class Probes(probes.Probes):
         return f"{self.config.data.crop_px(self.config.plan().epoch(step))} px"
 
     def rate(self, shape: str, measured: Mapping[str, float]) -> float | None:
-        """Interpolate: the time of an image grows linearly with its area; below the least size it stays."""
+        """Interpolate: the time of an image is linear in its area, and constant below the least size."""
         points = sorted((pixels_of(name) ** 2, 1 / per_s) for name, per_s in measured.items())
         area = pixels_of(shape) ** 2
         if not points or area > points[-1][0]:
@@ -189,8 +189,9 @@ class Probes(probes.Probes):
 def predict_decoding_s(data: ImageDataConfig, num_cores: int, num_ranks: int) -> tuple[float, float]:
     """Predict the seconds, least and most, in which threads decode all training images once.
 
-    They are `data.num_workers` of each rank, and no more than the cores. Images that were encoded again take
-    at best the share of their pixels. The lock of the interpreter, disks and a network may take longer.
+    A rank has `data.num_workers` threads, but all ranks no more than the cores. Images that were encoded
+    again take, at best, time in proportion to their pixels. Python's interpreter lock, disks and networks may
+    be slower.
     """
     shrinkage = min(1.0, data.encoded_px / HEIGHT) if data.encoded_px else 1.0
     images = data.num_train_samples * shrinkage**2 / min(num_cores, num_ranks * data.num_workers)
@@ -265,7 +266,7 @@ def loader_parts(images: Images, data: ImageDataConfig, device: torch.device) ->
 
 
 def decoder_parts(images: Images, data: ImageDataConfig, device: torch.device) -> Iterator[Part]:
-    """Yield what decodes resident images, in the first epoch of a run."""
+    """Yield the decoders of resident images, which work in the first epoch of a run."""
     samples, stored_px, num_threads = np.arange(LOADER_BATCH), data.stored_px, data.num_workers
     decoders: list[Decoder] = ["threads", *["nvjpeg"] * (device.type == "cuda"), *["dali"] * has_dali()]
     for name in decoders:
@@ -316,9 +317,9 @@ def blur_parts(batch_size: int, device: torch.device, dtype: torch.dtype) -> Ite
 
 
 def blur_pairs(device: torch.device) -> Iterator[KernelPair]:
-    """Yield the blur of both strides, and that after a max-pool, in bfloat16 with their gradients.
+    """Pair the blur of both strides, and a max-pool with its blur, with convolutions in float32.
 
-    The plain forms convolve, in float32.
+    The kernels compute in bfloat16; gradients are compared too.
     """
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(PAIR_IMAGES, CHANNELS, SIZE_PX, SIZE_PX, generator=generator).bfloat16().to(device)

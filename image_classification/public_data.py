@@ -1,4 +1,4 @@
-"""ImageNet is not public: this says in a line what a person does, and what of the files a folder lacks."""
+"""ImageNet is not public: say in a line how to get it, and which of its files a folder lacks."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ def list_files(server: str | None, directory: Path) -> NoReturn:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """Name the tars that are not in `directory`, nor anything in their place."""
+    """Name the tars of the parts that `directory` holds in no form."""
     return [TARS[part] for part in PARTS if not has_part(directory, part)]
 
 

@@ -1,4 +1,4 @@
-"""Work that is begun before its result is needed."""
+"""Begin work before its result is needed."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
-Request = Callable[[np.ndarray], Callable[[], Decoded]]  # begins to decode samples (n,); the result waits
+Request = Callable[
+    [np.ndarray], Callable[[], Decoded]
+]  # begins to decode samples (n,); call its result to wait
 Item = TypeVar("Item")
 Built = TypeVar("Built")
 
 
 def begin_ahead(begun: Iterable[Item], num_ahead: int) -> Iterator[Item]:
-    """Yield what `begun` yields, in order, when the next `num_ahead` of it have been begun as well."""
+    """Yield the items of `begun` in order, each after the next `num_ahead` have been taken from it."""
     waiting: deque[Item] = deque()
     for item in begun:
         waiting.append(item)
@@ -27,7 +29,7 @@ def begin_ahead(begun: Iterable[Item], num_ahead: int) -> Iterator[Item]:
 
 
 def prefetch(build: Callable[[Item], Built], items: Iterable[Item]) -> Iterator[Built]:
-    """Yield `build(item)` of every item while a second thread works on the next; its errors rise here.
+    """Yield `build(item)` of every item while a second thread builds the next; its errors are raised here.
 
     Decoding and resizing in PIL release the interpreter lock and use one core. No torch operation belongs in
     `build`: it would start a second set of compute threads, and the training thread would wait for them.
@@ -58,12 +60,12 @@ def decode_behind(
 
 
 def on_side_stream(device: torch.device, compute: Callable[[], Tensor]) -> Tensor:
-    """Return what `compute` makes; on a GPU on a stream of its own, beside the training's, and waited for."""
+    """Return what `compute` returns; on a GPU, on a side stream beside the training's, and wait for it."""
     if device.type != "cuda":
         return compute()
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        made = compute()
+        result = compute()
     stream.synchronize()
-    made.record_stream(torch.cuda.current_stream(device))
-    return made
+    result.record_stream(torch.cuda.current_stream(device))
+    return result

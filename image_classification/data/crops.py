@@ -42,7 +42,7 @@ def draw_crops(
     ratios. Flips are drawn with `flip_probability`, or, where they alternate, as in `alternating_flips`.
     Source: torchvision.transforms.RandomResizedCrop, whose distribution this is.
     """
-    uniform = draws(samples, np.arange(NUM_TRIES + 1), seed=seed, epoch=epoch) / 2.0**32
+    uniform = draw_bits(samples, np.arange(NUM_TRIES + 1), seed=seed, epoch=epoch) / 2.0**32
     areas, ratios, vertical, horizontal = np.moveaxis(uniform[:, :NUM_TRIES], -1, 0)
     heights, widths = sizes.T[..., None]
     low, high = (math.log(ratio) for ratio in ASPECT_RATIOS)
@@ -62,13 +62,13 @@ def draw_crops(
 
 
 def alternating_flips(samples: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-    """Return (num_samples,) bool: drawn in the first epoch, every other time the opposite of the last."""
-    first: np.ndarray = draws(samples, np.array([NUM_TRIES]), seed=seed, epoch=0)[:, 0, 0] < 1 << 31
+    """Return (num_samples,) bool: drawn in the first epoch, then the opposite of the epoch before."""
+    first: np.ndarray = draw_bits(samples, np.array([NUM_TRIES]), seed=seed, epoch=0)[:, 0, 0] < 1 << 31
     return first ^ bool(epoch % 2)
 
 
-def draws(samples: np.ndarray, numbers: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-    """Return four times 32 random bits for each of the `numbers` of a sample: (num_samples, num, 4)."""
+def draw_bits(samples: np.ndarray, numbers: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """Draw four times 32 bits for each sample and each of `numbers`: (num_samples, num, 4)."""
     counters = np.zeros((len(samples), len(numbers), 4), np.uint64)
     counters[..., 0] = samples[:, None].astype(np.uint64) & MASK
     counters[..., 1] = samples[:, None].astype(np.uint64) >> HALF

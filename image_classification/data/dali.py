@@ -73,7 +73,7 @@ def dali_decoder(
         pixels = run_pipeline(pipeline, images, [samples], content=content)
         return pixels, np.array([images.size(int(sample)) for sample in samples], np.int64)
 
-    # what is fed comes out of the same run
+    # with a queue of 1 a run returns the batch that it was fed
     with (
         open_pipeline(dali, squash, most, num_threads, device, prefetch_queue_depth=1) as pipeline,
         decode_behind(partial(read_files, images), decode_files) as request,
@@ -90,11 +90,11 @@ def open_pipeline(
     device: torch.device,
     **options: Any,
 ) -> Iterator[Any]:
-    """Build a pipeline that gives what `operate` returns, (n, size, size, 3) uint8 with n up to `batch_size`.
+    """Open a pipeline that returns the result of `operate`, (n, size, size, 3) uint8, n up to `batch_size`.
 
-    `operate` takes arguments of the decoder and of `resize` with which both agree with PIL: colours are
-    upsampled smoothly, the EXIF orientation is ignored, and `resize` is linear with antialiasing. On a GPU
-    the decoder is nvJPEG.
+    `operate` gets the arguments with which DALI's decoder and `resize` agree with PIL: chroma is upsampled
+    smoothly, the EXIF orientation is ignored, and `resize` is linear with antialiasing. On a GPU the decoder
+    is nvJPEG.
     """
     on_gpu = device.type == "cuda"
     decoding = {
@@ -118,8 +118,8 @@ def open_pipeline(
         pipeline.build()
         yield pipeline
     finally:
-        # Now, whatever an exception keeps alive: a worker process that is forked later would inherit the
-        # pipeline without its threads, and hang or crash when its garbage collector comes to it.
+        # Delete it now, even if an exception refers to it: a worker process that is forked later would
+        # inherit the pipeline without its threads, and hang or crash when its garbage collector deletes it.
         pipeline.__del__()
 
 
@@ -137,7 +137,7 @@ def run_pipeline(pipeline: Any, images: Images, waiting: Iterable[np.ndarray], *
         raise
     if pipeline.device_id is None:
         return torch.from_dlpack(pixels.as_tensor())
-    # DALI writes into memory again once it is freed here, whatever torch's stream has yet to read of it.
+    # DALI reuses this memory once it is freed here, even if torch's stream has not read it yet.
     device = torch.device("cuda", pipeline.device_id)
     return on_side_stream(device, lambda: torch.from_dlpack(pixels.as_tensor()).clone())
 

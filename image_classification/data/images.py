@@ -1,4 +1,4 @@
-"""The images of a data set, in shards or in one folder per class, those of a source, and their decoding."""
+"""Read and decode images: of a prepared data set (shards, or one folder per class) and of a source."""
 
 import hashlib
 import io
@@ -26,7 +26,7 @@ class Images(Protocol):
         """The number of samples."""
 
     def where(self, sample: int) -> str:
-        """Return what names a sample in an error: its file, and its record there."""
+        """Name a sample for an error: its file, and its record there."""
 
     def jpeg(self, sample: int) -> bytes:
         """Return the encoded image. Raises UserError when it cannot be read."""
@@ -82,7 +82,7 @@ class ImageFolder:
 def open_images(directory: Path, part: str, *, num_samples: int, num_classes: int, hint: str) -> Images:
     """Open `train` or `validation` of a prepared data set: shards where they are, else a folder per class.
 
-    Raises UserError unless it holds so many samples of so many classes; `hint` tells how to prepare it.
+    Raises UserError for another number of samples or classes; `hint` says how to prepare the data.
     """
     has_shards = index_path(directory, part).is_file()
     images: Images = (
@@ -127,10 +127,9 @@ class Record(NamedTuple):
 
 
 def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, int, int]:
-    """Return the bytes of an image, its height and width; it was decoded to its end.
+    """Read an image and decode it to its end; returns its bytes, height and width.
 
-    Where its shorter side has more than `encoded_px` pixels, it is shrunk to that and encoded again.
-
+    An image whose shorter side has more than `encoded_px` pixels is shrunk to that and encoded again.
     Raises UserError that names the image when it cannot be read or decoded.
     """
     with explain_os_error("cannot be read", record.where), open(record.path, "rb", buffering=0) as file:
@@ -145,7 +144,7 @@ def read_image(record: Record, encoded_px: int | None = None) -> tuple[bytes, in
 
 
 def encode_again(image: Image.Image, shorter_px: int) -> tuple[Image.Image, bytes]:
-    """Shrink an image until its shorter side has so many pixels, and encode it; colours keep their detail."""
+    """Shrink an image to `shorter_px` on its shorter side, and encode it without chroma subsampling."""
     width, height = (round(side * shorter_px / min(image.size)) for side in image.size)
     smaller, file = image.resize((width, height), Image.Resampling.BICUBIC), io.BytesIO()
     smaller.save(file, "JPEG", quality=QUALITY, subsampling="4:4:4")

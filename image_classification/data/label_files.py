@@ -1,14 +1,15 @@
 """Label files beside ImageNet's tars, under the names that their makers gave them, as lists of synsets.
 
-The validation tar holds no classes. They stand in one of these files, looked for in this order in the source,
-in the folder `ILSVRC2012_devkit_t12/data` below it, and in the devkit's own archive:
+The validation tar holds no classes. One of these files does, looked for in this order in the source, in the
+folder `ILSVRC2012_devkit_t12/data` below it, and in the devkit's archive. Its lines follow the sorted file
+names, except in Caffe's:
 
-    validation_synsets.txt, imagenet_2012_validation_synset_labels.txt    a synset a line, by file name
-    val.txt                                       Caffe: a file name and the place among synsets.txt a line
-    meta.bin                                      torchvision: the synsets by file name, saved by torch
-    ILSVRC2012_validation_ground_truth.txt        the devkit: an ILSVRC id a line, by file name
+    validation_synsets.txt, imagenet_2012_validation_synset_labels.txt    a synset a line
+    val.txt                                       Caffe: a file name and a line number of synsets.txt, from 0
+    meta.bin                                      torchvision: the synsets, saved by torch
+    ILSVRC2012_validation_ground_truth.txt        the devkit: an ILSVRC id a line
 
-An ILSVRC id is not a place among the sorted synsets: meta.mat or map_clsloc.txt says whose it is.
+An ILSVRC id is no place among the sorted synsets: meta.mat or map_clsloc.txt says which synset has it.
 """
 
 import io
@@ -35,7 +36,7 @@ HINT = (
 
 
 class LabelFile:
-    """The content of a small file of a source, which names it in errors; `line` counts from 1."""
+    """A small file of a source; its errors name the file and a `line`, from 1."""
 
     def __init__(self, where: str, content: bytes) -> None:
         self.where, self.content = where, content
@@ -50,7 +51,7 @@ class LabelFile:
 def open_tar(path: Path, mode: Literal["r:", "r:gz"] = "r:") -> Iterator[tarfile.TarFile]:
     """Open a tar, and raise UserError that names it where it is damaged, also inside the block.
 
-    A block reads a tar in mode "r:" to its end: one that was cut where a file ends lacks an empty last block.
+    A block must read a tar in mode "r:" to its end: one that was cut between two files lacks its end mark.
     """
     try:
         with tarfile.open(path, mode) as tar:
@@ -62,20 +63,20 @@ def open_tar(path: Path, mode: Literal["r:", "r:gz"] = "r:") -> Iterator[tarfile
 
 
 def find_file(directory: Path, name: str) -> LabelFile | None:
-    """Read a file of a source, of its folder of the devkit, or of the devkit's archive, if one has it."""
+    """Read a file from a source, its devkit folder or the devkit's archive; None if none has it."""
     for path in (directory / name, directory / DEVKIT / "data" / name):
         if path.is_file():
             return LabelFile(str(path), path.read_bytes())
     archive = directory / f"{DEVKIT}.tar.gz"
     if archive.is_file():
-        with open_tar(archive, "r:gz") as tar, suppress(KeyError):  # of a name that is not in it
+        with open_tar(archive, "r:gz") as tar, suppress(KeyError):  # the archive lacks it
             if member := tar.extractfile(f"{DEVKIT}/data/{name}"):
                 return LabelFile(f"{archive} {name}", member.read())
     return None
 
 
 def read_classes(directory: Path, num_classes: int) -> list[str]:
-    """Return the synset of each number of a class that a list beside the data has; [] where there is none.
+    """Return the synsets by class number from a list beside the data; [] without such a list.
 
     Raises UserError for a list that has another length or something else than synsets.
     """
@@ -92,8 +93,8 @@ def read_classes(directory: Path, num_classes: int) -> list[str]:
 def validation_synsets(directory: Path, names: Sequence[str], classes: Sequence[str]) -> list[str]:
     """Return the synset of each validation image, in the order of `names`, their sorted file names.
 
-    `classes` are the synsets that Caffe's numbers count. Raises UserError where no file says it, or one does
-    not say it of every image.
+    `classes` are the synsets that Caffe's numbers count. Raises UserError without a label file, and for one
+    that lacks images.
     """
     for name, read in READERS.items():
         file = find_file(directory, name)

@@ -1,9 +1,9 @@
 """Batches of images read while training runs: random crops to train on, centre crops to evaluate with.
 
-What a training batch shows is a function of (images, settings, step): worker processes and DALI (dali.py)
-give the same crops. On the CPU they decode the same pixels. After resizing, these differ from an exact
-filter's by at most 1.01 of 255 levels, on average by 0.35; the outermost pixels of DALI by up to 20, because
-it repeats the edge of the crop. tests/image_classification/data/test_loaders.py says so.
+The crops of a training batch are a function of (images, settings, step): worker processes and DALI (dali.py)
+give the same ones. On the CPU they decode the same pixels. After resizing, pixels differ from those of an
+exact filter by at most 1.01 of 255 levels, on average by 0.35; DALI's outermost pixels by up to 20, because
+DALI repeats the edge of the crop. tests/image_classification/data/test_loaders.py checks it.
 """
 
 import signal
@@ -35,15 +35,15 @@ from image_classification.data.crops import Crops, draw_crops
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import SCALE, SHIFT
 
-WORKER_ENDS_S = 2.0  # between the end of its connections and its own
+WORKER_ENDS_S = 2.0  # at most, after its connections have closed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
     """The settings that determine the training batches.
 
-    `batch_size` is that of all ranks together, of which this rank takes its part; `crop_px` gives the size in
-    pixels of a step, from 0.
+    `batch_size` is that of all ranks together; `crop_px` maps a step, from 0, to the size of its crops in
+    pixels.
     """
 
     data: ImageDataConfig
@@ -90,7 +90,7 @@ class TrainStep:
 def train_steps(
     num_samples: int, settings: TrainSettings, *, rank_samples: np.ndarray | None = None
 ) -> Iterator[TrainStep]:
-    """Yield the steps from the first of the settings on, without end.
+    """Yield the steps from `settings.start_step` on, without end.
 
     A rank takes a part of each batch, or draws from the `rank_samples` that it keeps for the whole run.
     """
@@ -144,12 +144,12 @@ def evaluation_batches(
 
 
 def build_train_batch(images: Images, step: TrainStep) -> PixelBatch:
-    shown = []
+    crops = []
     for sample, box, is_mirrored in zip(step.samples.tolist(), *step.crops(images.size), strict=True):
         pixels = random_crop(images, sample, box, step.crop_px)
         pixels = pixels[:, ::-1] if is_mirrored else pixels
-        shown.append(step.augment(pixels, sample=sample) if step.augment else pixels)
-    return PixelBatch(step.samples, np.stack(shown))
+        crops.append(step.augment(pixels, sample=sample) if step.augment else pixels)
+    return PixelBatch(step.samples, np.stack(crops))
 
 
 def build_evaluation_batch(
@@ -162,7 +162,7 @@ def random_crop(images: Images, sample: int, box: np.ndarray, size_px: int) -> n
     content = torch.from_numpy(np.frombuffer(bytearray(images.jpeg(sample)), np.uint8))
     try:
         image = decode_jpeg(content, mode=ImageReadMode.RGB)
-    except RuntimeError:  # another format, or a damaged file: PIL reads it or names it
+    except RuntimeError:  # not a JPEG, which PIL reads, or damaged, which PIL reports
         image = functional.pil_to_tensor(decode(images, sample))
     crop = functional.resized_crop(image, *box.tolist(), [size_px, size_px], antialias=True)
     return crop.permute(1, 2, 0).contiguous().numpy()  # else a batch could have the layout of its first crop
@@ -204,7 +204,7 @@ def map_in_workers(
         num_workers=num_workers,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=set_up_worker,
-        generator=torch.Generator(),  # the global one would be drawn from
+        generator=torch.Generator(),  # else it would draw from the global one
     )
     try:
         for item in loader:
@@ -213,7 +213,7 @@ def map_in_workers(
             samples, pixels, seconds = item
             yield PixelBatch(samples.numpy(), pixels.numpy(), seconds / num_workers)
     except (ConnectionError, EOFError) as error:  # a killed worker's connections close before it ends
-        time.sleep(WORKER_ENDS_S)  # in which torch raises here the error of a worker that has ended
+        time.sleep(WORKER_ENDS_S)  # once the worker has ended, torch raises its own error here
         raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
 
@@ -225,20 +225,20 @@ def set_up_worker(worker: int) -> None:
 
 
 def end_worker(number: int, frame: FrameType | None) -> None:
-    """End in order, which removes the worker's folder of sockets; torch would have it end at once."""
+    """Exit with clean-up, which removes the worker's folder of sockets; torch's handler has none."""
     sys.exit()
 
 
 @cache
 def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what each channel is multiplied with, and what is added; kept: a copy makes a GPU wait."""
+    """Return scale and shift of the channels; cached, because each copy to a GPU waits."""
     return torch.tensor(SCALE, device=device), torch.tensor(SHIFT, device=device)
 
 
 def normalize(pixels: Tensor) -> Tensor:
     """Return uint8 pixels (batch, height, width, 3) as float32 (batch, 3, height, width), channels last.
 
-    Each channel by ImageNet's statistics, on the device of the pixels.
+    Channels are normalized by ImageNet's statistics, on the device of the pixels.
     """
     scale, shift = normalization(pixels.device)
     return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)

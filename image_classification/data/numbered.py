@@ -1,6 +1,6 @@
 """Sources that give an image the number of its class: WebDataset's tars, and Hugging Face's data sets.
 
-Nothing is decoded. An image is where its file holds it: a member of a tar, or a value of an Arrow file.
+Nothing is decoded. A record points into the file of its image: to a member of a tar, or a value of Arrow.
 """
 
 import re
@@ -36,7 +36,7 @@ class Columns(NamedTuple):
 
 
 def original_name(path: str) -> tuple[str, str]:
-    """Return the name of an image in ImageNet's tars, and the synset that it tells, or ''.
+    """Return the name of an image in ImageNet's tars, and the synset in the name, or ''.
 
     Copies have other suffixes, and Hugging Face's has the synset behind the name:
     n01440764_10026_n01440764.JPEG, ILSVRC2012_val_00000293_n01440764.JPEG.

@@ -1,7 +1,7 @@
 """nvJPEG by torchvision: a resident decoder on a GPU that needs no DALI.
 
-PIL decodes what nvJPEG does not: CMYK, and other formats that are named JPEG, as ImageNet has some. nvJPEG
-enlarges the colours without interpolation; PIL and DALI interpolate. Both squash with the same filter.
+PIL decodes the files that nvJPEG cannot: CMYK, and other formats under the name JPEG, both of which ImageNet
+has. nvJPEG upsamples chroma without interpolation; PIL and DALI interpolate. All squash with the same filter.
 """
 
 import io
@@ -53,28 +53,28 @@ def decode_batch(
     def by_pil(number: int) -> Image.Image:
         return decode_bytes(files[number], where=images.where(int(samples[number])))
 
-    fitting = [number for number, content in enumerate(files) if is_fitting(content)]
-    encoded = [torch.frombuffer(bytearray(files[number]), dtype=torch.uint8) for number in fitting]
+    supported = [number for number, content in enumerate(files) if is_supported(content)]
+    encoded = [torch.frombuffer(bytearray(files[number]), dtype=torch.uint8) for number in supported]
     decoded: dict[int, Tensor] = {}
     try:
         if encoded:
             pixels = decode_jpeg(encoded, ImageReadMode.RGB, device)
-            decoded = dict(zip(fitting, pixels, strict=True))
-    except RuntimeError:  # it does not say of which file
-        for number in fitting:
+            decoded = dict(zip(supported, pixels, strict=True))
+    except RuntimeError:  # it does not name the file
+        for number in supported:
             by_pil(number)
         raise
-    for number in sorted({*range(len(files))} - {*fitting}):
+    for number in sorted({*range(len(files))} - {*supported}):
         decoded[number] = torch.from_numpy(np.array(by_pil(number))).permute(2, 0, 1).to(device)
     return [decoded[number] for number in range(len(files))]
 
 
-def is_fitting(content: bytes) -> bool:
+def is_supported(content: bytes) -> bool:
     try:
         with Image.open(io.BytesIO(content)) as image:  # reads the header
             return image.format == "JPEG" and image.mode in ("RGB", "L")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return False  # `decode` says why
+        return False  # PIL raises the error when it decodes
 
 
 def squash(image: Tensor, stored_px: int) -> Tensor:

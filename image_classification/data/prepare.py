@@ -1,8 +1,8 @@
 """Prepare the data: the embedded digits of size `mini`, or ImageNet as shards for size `full`.
 
-Work is done in a folder beside the wanted one, which appears whole or not at all. A preparation of ImageNet
-that was stopped goes on where it was: a shard is finished when its rows of the index are there, in a file
-whose name holds a digest of the images they describe, so a source that has changed is noticed.
+Files are written to a folder beside the wanted one, which appears whole or not at all. A preparation of
+ImageNet that was stopped continues: a shard is finished when there is a file with its rows of the index. The
+name of that file holds a digest of the images of the shard, so that a change of the source is noticed.
 """
 
 import os
@@ -98,7 +98,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     print(f"listing {source}", flush=True)
     listed = list_source(source, work, expected=expected, num_classes=config.model.num_classes)
     labels = {synset: number for number, synset in enumerate(listed.classes)}
-    sizes = {"train": config.data.encoded_px}  # the evaluation is that of the images as they came
+    sizes = {"train": config.data.encoded_px}  # evaluation images stay as they came
     planned = [
         PlannedShard(
             work=work,
@@ -113,7 +113,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
     ]
     missing = shards.clear_unfinished(work, planned, config.prepared_with())
     preparation.check_free_space(work, sum(shard.num_bytes for shard in missing))
-    begun = {shard.part for shard in planned if shard not in missing}  # from files that were checked then
+    begun = {shard.part for shard in planned if shard not in missing}  # their tar was checked then
     check_md5(source, {part: number for part, number in expected.items() if part not in begun})
     write_missing(missing, source)
     print(f"writing the index and the manifest of {len(planned)} shards", flush=True)
@@ -124,7 +124,7 @@ def prepare_imagenet(directory: Path, work: Path, config: Any, source: Path, sha
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Return what a manifest says of a configuration: not that images are as they came."""
+    """Return the settings for the manifest; one without a value, `encoded_px`, is left out."""
     return {key: value for key, value in config.prepared_with().items() if value is not None}
 
 

@@ -2,8 +2,8 @@
 
 Several ranks share the images for the whole run: each has its own, decodes these and keeps nothing else.
 Each image is kept squashed to a square of `stored_px`, with its height and width: a crop is drawn in pixels
-of the image, as in every loader, and then cut from the square, since it ends as a square in any case. What
-that loses: detail along an axis on which the image has more than `stored_px` pixels. Crops for 176 pixels are
+of the image, as in every loader, and then cut from the square, since it ends as a square in any case. The
+square loses detail along an axis on which the image has more than `stored_px` pixels. Crops for 176 px are
 enlarged instead of shrunk where they show less than 47 % of an image kept at 256, which 43 % of crops do; of
 one kept at 320, less than 30 %, which 24 % do. The others are filtered twice and slightly softer. The effect
 on accuracy was not measured.
@@ -126,7 +126,7 @@ class PixelMemory(NamedTuple):
 
 
 def choose_stored_px(num_samples: int, data: ImageDataConfig, memory: PixelMemory, *, num_local: int) -> int:
-    """Choose the size of stored pixels by all memory, not by what is free now: alike ranks choose alike."""
+    """Choose the size of stored pixels by total, not free memory, so that equal ranks choose the same."""
     larger = data.stored_px_if_it_fits
     if larger is None:
         return data.stored_px
@@ -175,9 +175,9 @@ def resident_batches(images: Images, settings: TrainSettings) -> Iterator[PixelB
     """Yield batches without end from pixels that stay in memory once an image was used.
 
     They are crops (batch, 3, size, size) on the device in the dtype of the settings, normalised, channels
-    last. The order is that of `sampler.shard_batches`, alone that of every loader, and crops are those of
-    `loader.worker_batches`, also from a later start. A step decodes only what is not stored yet; its decoder
-    ends with the iterator. Raises UserError for an image that cannot be decoded, when its turn comes.
+    last. The order is that of `sampler.shard_batches`, on one rank that of every loader; crops are those of
+    `loader.worker_batches`, also from a later start. A step decodes only images that are not stored yet; the
+    decoder ends with the iterator. Raises UserError for an image that cannot be decoded, when its turn comes.
     """
     data, seed, rank_info = settings.data, settings.seed, settings.rank_info
     rank_samples = sampler.shard(len(images), settings.batch_size, seed=seed, rank_info=rank_info)
@@ -257,7 +257,7 @@ class EvaluationCache:
     def batches(self, source: Iterable[PixelBatch]) -> Iterator[PixelBatch]:
         """Yield batches of uint8 pixels on the device.
 
-        They come from `source` until it was read to its end once, and then are the same without touching it.
+        They come from `source` until a pass over it has kept all of them; later passes do not read it.
         """
         for samples, stored, _ in self.kept if self.is_complete else self.read(source):
             yield PixelBatch(samples, stored.to(self.memory.device, non_blocking=True))
@@ -266,7 +266,7 @@ class EvaluationCache:
         """Yield the batches of `source` and keep them as long as they fit."""
         self.kept, num_bytes = [], 0
         for samples, pixels, _ in source:
-            stored = torch.from_numpy(pixels.copy())  # a worker's memory is not for keeping
+            stored = torch.from_numpy(pixels.copy())  # which frees the worker's shared memory
             if self.memory.device.type == "cuda":
                 stored = stored.cuda(self.memory.device) if self.memory.is_on_gpu else stored.pin_memory()
             num_bytes += pixels.nbytes

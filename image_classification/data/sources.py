@@ -1,4 +1,4 @@
-"""ImageNet as a person has it, in five forms, of which none needs to be unpacked by hand.
+"""ImageNet in the five forms in which people have it; none needs to be unpacked by hand.
 
 A folder holds, looked for in this order and for each part: the official tar; one folder per class; tars of
 WebDataset; parquet or Arrow files, as Hugging Face's `datasets` has them, whose paths name the part.
@@ -117,7 +117,7 @@ def find_files(directory: Path, part: str) -> tuple[str, list[Path]]:
 
 
 def has_classes(directory: Path) -> bool:
-    """Say whether there are folders of classes: folders, and no tars or tables but of one class each."""
+    """True if there are folders of classes: tars or tables below them must have the name of a class."""
     classes = {path.name for path in folders_of(directory)}
     for _, folders, names in os.walk(directory) if classes else ():
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -132,7 +132,7 @@ def folders_of(directory: Path) -> list[Path]:
 
 
 def check_tables(paths: Sequence[Path], expected: int, num_classes: int, where: str) -> None:
-    """Read what is small of parquet or Arrow files: their columns, their rows, the numbers of the classes.
+    """Check columns, numbers of rows and class numbers of parquet or Arrow files, without reading images.
 
     Raises UserError for columns that differ, another number of images, and a number that no class has.
     """
@@ -212,7 +212,7 @@ def check_md5(directory: Path, expected: dict[str, int]) -> None:
 def describe_source(directory: Path, source: ImageSource, expected: dict[str, int]) -> dict[str, str]:
     """Return what the manifest says of a source: its form, its origin on the hub, the MD5 of official tars.
 
-    Counts and decodability are checked of every form; that the bytes are the official ones, of tars alone.
+    Counts and decodability are checked in every form, the MD5 of official tars only.
     """
     forms = ", ".join(dict.fromkeys(source.forms.values()))
     md5s = {f"MD5 of {path.name}": md5 for path, md5 in official_tars(directory, expected).items()}

@@ -1,1 +1,1 @@
-"""GPU kernels for what no library does in one pass, each beside a plain reference."""
+"""GPU kernels for operations that no library computes in one pass, each beside a plain reference."""

@@ -1,13 +1,13 @@
-"""The blur [1, 2, 1] x [1, 2, 1] / 16 of channels-last images, and that of a max-pool, forward and backward.
+"""The blur [1, 2, 1] x [1, 2, 1] / 16 of channels-last images, alone and after a max-pool, with gradients.
 
-A depthwise convolution does the same as the blur; cuDNN has slow kernels for it in 16 bits and this layout.
+A depthwise convolution computes the same blur; cuDNN's kernels for it are slow in 16 bits and this layout.
 Here every output reads its nine neighbours, whose rows lie in the caches: images are read once from memory
 and written once. The backward pass is the same blur; with stride 2 each input reads the outputs that it went
 into.
 
-In kernels of their own a max-pool over 3x3 windows writes a maximum and an index for every pixel, and the
-blur reads them. Here every output takes its nine maxima from 25 pixels. The backward pass finds the maxima
-again, in the images: no index is kept.
+In separate kernels, a max-pool over 3x3 windows would write a maximum and an index for every pixel, and the
+blur would read the maxima. Here every output computes its nine maxima from 25 pixels. The backward pass
+computes the maxima again from the images, so that no index is stored.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a constant where torch.compile traces
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read once: a constant for torch.compile
 MAX_BLUR_STRIDE = 2  # of the blur after a max-pool
 
 
@@ -39,7 +39,7 @@ def blur(images: Tensor, stride: int) -> Tensor:
 
 @torch.library.custom_op("ttt::blur_backward", mutates_args=())
 def blur_backward(gradient: Tensor, height: int, width: int, stride: int) -> Tensor:
-    """Take the gradient of a blurred image back to images of this height and width."""
+    """Compute the gradient of images of this height and width, from that of the blurred images."""
     from image_classification.kernels.blur_triton import blur_triton
 
     gradient = gradient.contiguous(memory_format=torch.channels_last)
@@ -56,7 +56,7 @@ def allocate_blur_gradient(gradient: Tensor, height: int, width: int, stride: in
     return allocate(gradient, height, width)
 
 
-def keep_shape(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+def save_shape(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
     ctx.size, ctx.stride = inputs[0].shape[2:], inputs[1]
 
 
@@ -64,7 +64,7 @@ def differentiate_blur(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return blur_backward(gradient, *ctx.size, ctx.stride), None
 
 
-blur.register_autograd(differentiate_blur, setup_context=keep_shape)
+blur.register_autograd(differentiate_blur, setup_context=save_shape)
 
 
 @torch.library.custom_op("ttt::max_blur", mutates_args=())
@@ -82,7 +82,7 @@ def max_blur(images: Tensor) -> Tensor:
 
 @torch.library.custom_op("ttt::max_blur_backward", mutates_args=())
 def max_blur_backward(images: Tensor, gradient: Tensor) -> Tensor:
-    """Take the gradient of the blurred maxima back to the images; of equal pixels, the first has it."""
+    """Compute the gradient of images from that of the blurred maxima; of equal pixels the first gets it."""
     from image_classification.kernels.blur_triton import max_blur_backward_triton
 
     images = images.contiguous(memory_format=torch.channels_last)
@@ -100,7 +100,7 @@ def allocate_max_blur_gradient(images: Tensor, gradient: Tensor) -> Tensor:
     return allocate(images, *images.shape[2:])
 
 
-def keep_images(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+def save_images(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -109,4 +109,4 @@ def differentiate_max_blur(ctx: Any, gradient: Tensor) -> Tensor:
     return result
 
 
-max_blur.register_autograd(differentiate_max_blur, setup_context=keep_images)
+max_blur.register_autograd(differentiate_max_blur, setup_context=save_images)

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Outputs of a program, neighbours in memory. The blur alone has 8 in each of 128 threads. After a max-pool
-# each has 4 and needs about 70 registers. Backward each has 2, of 2x2 pixels, and needs 90 to 120; with 4 it
-# would need all that a thread can have.
+# Outputs of a program of 128 threads, neighbours in memory. A thread computes 8 of the blur alone. After a
+# max-pool it computes 4, in about 70 registers; backward 2, of 2x2 pixels, in 90 to 120 registers, because 4
+# would need all registers that a thread can have.
 NUM_VALUES, NUM_VALUES_MAX, NUM_VALUES_MAX_BACKWARD = 1024, 512, 256
 
 
 def blur_triton(images: Tensor, result: Tensor, *, stride: int, is_backward: bool) -> Tensor:
-    """Fill `result` with blurred images, or with gradients taken back to them; both are channels last."""
+    """Fill `result` with blurred images, or backward with the gradient of images; both are channels last."""
     tensors = (images, result)
     launch(blur_kernel, images, tensors, result, NUM_VALUES, STRIDE=stride, IS_BACKWARD=is_backward)
     return result
@@ -130,7 +130,7 @@ def max_blur_kernel(
     result = find_image(result, height_out, width_out, NUM_CHANNELS)
     values, channels, x, y = locate_values(width_out, NUM_CHANNELS, NUM_VALUES)
 
-    maxima = ((), (), ())  # by column of centres: of three pixels of each row
+    maxima = ((), (), ())  # by column of centres: the maximum of three pixels of each row
     for i in tl.static_range(5):
         row = load_row(
             images, 2 * y - 2 + i, 2 * x - 2, channels, height, width, NUM_CHANNELS, 5, -float("inf")
@@ -142,7 +142,7 @@ def max_blur_kernel(
     for i in tl.static_range(3):
         for j in tl.static_range(3):
             weight = (1 + i % 2) * (1 + j % 2) / 16  # 1, 2, 1 along either axis
-            is_centre = is_below(2 * y - 1 + i, height) & is_below(2 * x - 1 + j, width)
+            is_centre = is_within(2 * y - 1 + i, height) & is_within(2 * x - 1 + j, width)
             totals = tl.fma(tl.where(is_centre, columns[j][i], 0.0), weight, totals)
     tl.store(result + values, totals.to(result.dtype.element_ty), mask=y < height_out)
 
@@ -168,13 +168,13 @@ def max_blur_backward_kernel(
     result = find_image(result, height, width, NUM_CHANNELS)
     values, channels, x, y = locate_values(width_out, NUM_CHANNELS, NUM_VALUES)
 
-    rows, maxima = (), ((), (), (), ())  # maxima by column of centres: of three pixels of each row
+    rows, maxima = (), ((), (), (), ())  # by column of centres: the maximum of three pixels of each row
     for i in tl.static_range(6):
         row = load_row(
             images, 2 * y - 2 + i, 2 * x - 2, channels, height, width, NUM_CHANNELS, 6, -float("inf")
         )
         rows, maxima = rows + (row,), append(maxima, find_maxima(row))
-    sums = ((), (), (), ())  # by column of centres: of the outputs of each row
+    sums = ((), (), (), ())  # by column of centres: the gradient from the outputs of each row
     for i in tl.static_range(3):
         row = load_row(gradient, y - 1 + i, x - 1, channels, height_out, width_out, NUM_CHANNELS, 3, 0.0)
         sums = append(sums, sum_outputs(row, x, width))
@@ -197,13 +197,13 @@ def load_row(
     """Load LENGTH pixels of row y from column x on as float32; pixels that do not exist are `outside`."""
     first, row = images + (y * width + x) * NUM_CHANNELS + channels, ()
     for j in tl.static_range(LENGTH):
-        mask = is_below(y, height) & is_below(x + j, width)
+        mask = is_within(y, height) & is_within(x + j, width)
         row = row + (tl.load(first + j * NUM_CHANNELS, mask=mask, other=outside).to(tl.float32),)
     return row
 
 
 @triton.jit
-def is_below(positions, length):
+def is_within(positions, length):
     return (positions >= 0) & (positions < length)
 
 

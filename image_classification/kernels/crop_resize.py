@@ -1,10 +1,10 @@
 """Random crops from squashed images: gather, antialiased resize, mirror and normalisation in one pass.
 
 A crop from `low` to `high` (in stored pixels, fractions allowed) becomes `size_px` values. Value i has its
-centre at low + (i + 0.5) * scale, scale = (high - low) / size_px. A stored pixel counts by a triangle around
-that centre, which reaches as far to either side as the larger of `scale` and one pixel; a pixel that the edge
-of the crop cuts counts by its part inside, those outside do not. The weights of a value add up to one. For a
-crop of whole pixels this is PIL's crop() and then resize(), bilinear, without its rounding on the way.
+centre at low + (i + 0.5) * scale, scale = (high - low) / size_px. The weight of a stored pixel is a triangle
+around that centre, which reaches as far to either side as the larger of `scale` and one pixel, times the part
+of the pixel that lies inside the crop. The weights of a value add up to one. For a crop of whole pixels this
+is PIL's crop() and then its bilinear resize(), without the rounding in between.
 """
 
 import os
@@ -24,7 +24,7 @@ def crop_resize(
     """Return crops (batch, 3, size_px, size_px) in `dtype`, channels last: (value / 255 - MEAN) / STD.
 
     `pixels` (num_stored, stored_px, stored_px, 3) uint8, contiguous, are images squashed to squares;
-    `samples` (batch,) int64 are rows of it. `boxes` (batch, 4) float32 are top, left, height and width as
+    `samples` (batch,) int64 choose among them. `boxes` (batch, 4) float32 are top, left, height and width as
     fractions of the image; crops with `flips` (batch,) bool are mirrored. All on one device. On a GPU, or
     with TRITON_INTERPRET=1, it is one Triton kernel that the host does not wait for and a graph can capture;
     elsewhere it is the reference.

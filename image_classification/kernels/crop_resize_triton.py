@@ -56,7 +56,7 @@ def crop_resize_kernel(
     crops,
     stored_px,
     size_px,
-    shrinkage,  # stored_px / size_px: a rounded quotient, which a division on the GPU would not be
+    shrinkage,  # stored_px / size_px, from the host: a division on the GPU would not be rounded correctly
     scale_red,
     scale_green,
     scale_blue,
@@ -66,7 +66,7 @@ def crop_resize_kernel(
     NUM_ROWS: tl.constexpr,
     NUM_VALUES: tl.constexpr,
 ):
-    """Compute NUM_ROWS x NUM_VALUES outputs of one crop, each from the stored pixels below its own triangles.
+    """Compute NUM_ROWS x NUM_VALUES outputs of one crop, each from the stored pixels under its triangles.
 
     Neighbouring lanes read neighbouring bytes; rows are read again by other programs, from the caches.
     """
@@ -74,14 +74,14 @@ def crop_resize_kernel(
     rows = tl.program_id(1) * NUM_ROWS + tl.arange(0, NUM_ROWS)
     crop = tl.program_id(2).to(tl.int64)  # offsets from here on exceed 32 bits
     columns, channels = values // 3, values % 3
-    shown = tl.where(tl.load(flips + crop) != 0, size_px - 1 - columns, columns)
+    unflipped = tl.where(tl.load(flips + crop) != 0, size_px - 1 - columns, columns)
 
     box = boxes + crop * 4
-    top, bottom, y_centres, first_y, y_support = place(
+    top, bottom, y_centres, first_y, y_support = locate_taps(
         tl.load(box), tl.load(box + 2), rows, stored_px, shrinkage
     )
-    left, right, x_centres, first_x, x_support = place(
-        tl.load(box + 1), tl.load(box + 3), shown, stored_px, shrinkage
+    left, right, x_centres, first_x, x_support = locate_taps(
+        tl.load(box + 1), tl.load(box + 3), unflipped, stored_px, shrinkage
     )
     image = pixels + tl.load(samples + crop) * (stored_px * stored_px * 3)
     y_slope, x_slope = 1.0 / y_support, 1.0 / x_support  # of the triangles
@@ -110,8 +110,8 @@ def crop_resize_kernel(
 
 
 @triton.jit
-def place(start, length, positions, stored_px, shrinkage):
-    """Return both ends of a crop, the centres of outputs, their first taps, and the support of the filter."""
+def locate_taps(start, length, positions, stored_px, shrinkage):
+    """Compute both ends of a crop, the centres of outputs, their first taps, and the filter's support."""
     scale = length * shrinkage
     support = tl.maximum(scale, 1.0)
     low = start * stored_px
