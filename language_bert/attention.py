@@ -21,12 +21,12 @@ from torch import Tensor
 from common.errors import UserError
 from language_bert.kernels.attention import HEAD_SIZES, packed_attention
 
-KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version tells them
+KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version logs name
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
     "triton": "triton",  # the suite's own, on an H200 faster than FlashAttention 2
     "flash_attn": "flash_attn",  # FlashAttention 2, the only one with ALiBi's biases
     "torch_flash": "torch",  # FlashAttention 2 inside torch
-    "torch_cudnn": "torch",  # only by name: nothing here has run it on a sequence of no token
+    "torch_cudnn": "torch",  # only by name: never run here on an empty sequence
 }
 CUDNN_VERSION = 91800  # the first with packed sequences that torch takes
 CUDNN_MAJORS, HOPPER, AMPERE_OR_LATER = (9, 10), (9,), (8, 9, 10, 11, 12)  # of the compute capability
@@ -146,7 +146,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def head_size(model: Any) -> int:
-    """Return the values of a head, of a model's settings here or of Hugging Face's configuration."""
+    """Return the size of a head, from this suite's settings or Hugging Face's configuration of a model."""
     return int(model.hidden_size // model.num_attention_heads)
 
 
@@ -182,9 +182,9 @@ def is_preferred(kernel: str) -> bool:
 
 
 def choose_kernel(name: str, *, needs_bias: bool = False, head_size: int = 64) -> str:
-    """Return the kernel of this name, for `auto` the first that is there, and make torch's operator call it.
+    """Return the kernel of this name, for `auto` the first usable one, and make torch's operator call it.
 
-    Raises UserError, without a place, for a kernel that is not there, or that takes no ALiBi.
+    Raises UserError, without a `where`, for a kernel that this machine lacks, or that takes no ALiBi.
     """
     needs: dict[str, Any] = {"needs_bias": needs_bias, "head_size": head_size}
     usable = (kernel for kernel in KERNELS if not why_absent(kernel, **needs))
@@ -212,17 +212,17 @@ def activate_flash_attention_3(is_chosen: bool) -> None:
 
 
 def gpu_kernel(name: str) -> Kernel:
-    """Get a kernel by its name, in compiled code too: nothing is looked up."""
+    """Get a kernel by its name, without checks, so that compiled code can do so too."""
     if name == "triton":
         return packed_attention
     if name == "flash_attn":
         from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
         return flash_attn_varlen_func  # type: ignore[no-any-return]
-    return partial(torchs_kernel, "CUDNN_ATTENTION" if name == "torch_cudnn" else "FLASH_ATTENTION")
+    return partial(call_torch_kernel, "CUDNN_ATTENTION" if name == "torch_cudnn" else "FLASH_ATTENTION")
 
 
-def torchs_kernel(backend: str, *arguments: Any) -> Tensor:
+def call_torch_kernel(backend: str, *arguments: Any) -> Tensor:
     """Call one kernel of torch's operator; left alone, torch 2.15 prefers cuDNN's on Hopper."""
     from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
 
@@ -254,8 +254,8 @@ def grouped_attention(
 ) -> Tensor:
     """Compute `varlen_attention` group by group, in batched matrix products.
 
-    On a CPU this takes a fifth of the time of scaled_dot_product_attention on the padded batch (it has no
-    bf16 kernel for short rows).
+    On a CPU this takes a fifth of the time of scaled_dot_product_attention on the padded batch: torch has no
+    bf16 kernel for short rows.
     """
     num_heads, head_size = query.shape[1:]
 

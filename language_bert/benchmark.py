@@ -68,14 +68,14 @@ class Benchmark(benchmark.Benchmark):
         return int((batch.targets["labels"] != IGNORED).sum())
 
     def prepare_loader(self) -> None:
-        """Raise UserError for more shapes than a compiler takes before the clock runs.
+        """Raise UserError, before the clock runs, if training has more shapes than a compiler takes.
 
-        It compiles a layer for each number of sequences and of tokens, and the last layer of
-        `last_layer_subset` for each number of masked tokens too; for evaluation each once.
+        A compiler compiles a layer for each number of sequences and of tokens, the last layer of
+        `last_layer_subset` for each number of masked tokens too, and for evaluation both once.
         """
         if not self.compiles_layers:
             return
-        is_on_cpu = self.device.type == "cpu"  # whose attention takes a slice for each sequence
+        is_on_cpu = self.device.type == "cpu"  # whose attention slices each sequence
         if is_on_cpu and "compile" in self.methods:
             what = "would compile every packed batch anew on a CPU, because their lengths differ"
             raise UserError(what, where="methods.compile", hint="use methods.compile_layers={} in its place")
@@ -129,7 +129,7 @@ class Benchmark(benchmark.Benchmark):
         with equal tokens differ in masked tokens, because the number of each sequence is rounded.
         """
         longest, (tokens_to, masked_to) = self.config.data.max_seq_length, self.rounding(len(lengths))
-        rounded = MOST_DEVIATIONS * 0.5 * len(lengths) ** 0.5  # change of masked tokens by rounding
+        rounded = MOST_DEVIATIONS * 0.5 * len(lengths) ** 0.5  # most masked tokens that rounding adds
         for last in range(-(-most // tokens_to) * tokens_to, least, -tokens_to):
             upper, lower = (shift_lengths(lengths, num, longest) for num in (last, last - tokens_to + 1))
             masked = self.num_masked(upper)
@@ -231,7 +231,7 @@ class Benchmark(benchmark.Benchmark):
     def extra_metrics(self, num_correct: int, num_total: int) -> dict[str, float]:
         """Return the accuracy as MosaicML's published runs counted it, for Wikipedia only.
 
-        They counted one more token, always correct, of each sample with fewer masked tokens than the most.
+        In each sample with fewer masked tokens than the maximum, they counted one more, always correct.
         """
         if self.config.data.corpus != WIKIPEDIA:
             return {}
@@ -239,7 +239,7 @@ class Benchmark(benchmark.Benchmark):
         return {"mlm_accuracy_mosaic": (num_correct + num_free) / (num_total + num_free)}
 
     def check_initial_quality(self, quality: float) -> str:
-        """Doubt published weights that miss STARTING_ACCURACY on the published evaluation set."""
+        """Warn of published weights that miss STARTING_ACCURACY on the published evaluation set."""
         model, data = self.config.model, self.config.data
         is_evaluated = all(getattr(data, name) == value for name, value in EVALUATED.items())
         is_published = is_evaluated and model.start == "checkpoint"

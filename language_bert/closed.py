@@ -11,12 +11,12 @@ from common.config.schema import LAMB
 from common.evidence.log import TARGETS
 from language_bert.data.sources import WIKIPEDIA
 
-CADENCE_SHARE, CADENCE_UNIT = 0.05, 25_000  # of the samples that a batch needs, and what they are rounded to
+CADENCE_SHARE, CADENCE_UNIT = 0.05, 25_000  # of a run's expected samples, rounded down to this multiple
 
 
 def cadence_samples(batch_size: int) -> int:
     """Compute the sequences between two evaluations, such as 150,000 for batches up to 2,048."""
-    expected = 230.23 * batch_size + 3_000_000
+    expected = 230.23 * batch_size + 3_000_000  # of the rules
     return int(CADENCE_SHARE * expected / CADENCE_UNIT) * CADENCE_UNIT
 
 

@@ -11,11 +11,10 @@ from language_bert.data.sources import WEIGHTS
 
 LENGTH_DEVIATION = 183 / 512  # standard deviation of Wikipedia's lengths, as a share of the longest
 MOST_DEVIATIONS = 4.5  # standard deviations that 7 of a million micro-batches exceed
-# Bytes that a packed layer keeps of a token for the backward pass, for each hidden unit, by bits of residual;
-# its MLP is 4 times as wide. `fp8` keeps less. tests/language_bert/test_memory.py counts them on tensors
-# without values.
-KEPT_BYTES = {16: 32, 32: 38}
-LOGIT_BYTES = 10  # where they exist whole: in 16 bits, in float32, and their gradient
+# Bytes per token and hidden unit that a packed layer with an MLP 4 times as wide saves for the backward pass,
+# by bits of the residual; `fp8` saves fewer. tests/language_bert/test_memory.py counts them on fake tensors.
+SAVED_BYTES = {16: 32, 32: 38}
+LOGIT_BYTES = 10  # of a logit that is stored: in 16 bits, in float32, and its gradient in float32
 STATE_BYTES = 18  # of a parameter: itself, gradient and two averages in float32, and a copy in 16 bits
 
 
@@ -66,8 +65,8 @@ class Config(RunConfig):
     def training_bytes(self, num_samples: int) -> int:
         """Return STATE_BYTES of all parameters and `layer_bytes` of the most tokens computed together.
 
-        One more layer is counted for what the backward pass of one layer needs besides. Raises UserError for
-        padded batches.
+        One layer more is counted, for temporary tensors of the backward pass. Raises UserError for padded
+        batches.
         """
         if "unpad" not in self.methods:
             hint = "--set micro_batch_size=N"
@@ -85,23 +84,23 @@ class Config(RunConfig):
 
     @property
     def num_weights(self) -> int:
-        """The parameters of the word embeddings and of the layers' matrices: nearly all there are."""
+        """The number of parameters of word embeddings and layers' matrices: nearly all of the model."""
         model, width = self.model, self.model.hidden_size
         mlp = 3 * self.gated_width if "gated_linear_units" in self.methods else 2 * model.intermediate_size
         return (model.vocab_size + model.num_hidden_layers * (4 * width + mlp)) * width
 
     @property
     def layer_bytes(self) -> int:
-        """The bytes that a packed layer keeps of a token for the backward pass."""
+        """The bytes per token that a packed layer saves for the backward pass."""
         num_bits = 16 if "low_precision_layernorm" in self.methods else 32
-        of_layer = KEPT_BYTES[num_bits] * self.model.hidden_size
+        of_layer = SAVED_BYTES[num_bits] * self.model.hidden_size
         if "gated_linear_units" in self.methods:  # four tensors in 16 bits instead of two
             of_layer += 8 * self.gated_width - 4 * self.model.intermediate_size
         return of_layer
 
     @property
     def gated_width(self) -> int:
-        from language_bert.methods.gated_linear_units import GatedLinearUnits, gated_width  # torch
+        from language_bert.methods.gated_linear_units import GatedLinearUnits, gated_width  # loads torch
 
         settings = GatedLinearUnits.Config(**self.methods["gated_linear_units"])
         return gated_width(self.model.intermediate_size, settings.width_factor, settings.round_to)

@@ -3,9 +3,9 @@
 The baseline is `BertForMaskedLM` or `BertForPreTraining` as it is, on batches padded to S. `PackedBert` takes
 over its parameters under the same names, so weights, optimizer and checkpoints are the same, and computes
 only what the loss depends on: the tokens of a batch are concatenated to (T, D), every layer is applied to
-them row by row, and only attention has to know where sequences begin (attention.py). What is not read is not
-computed: the heads read masked tokens and, for next sentences, the first token of each sequence. Methods
-switch the savings on; tests/language_bert/test_parity.py compares loss and gradients in float64.
+them row by row, and only attention has to know where sequences begin (attention.py). Rows that no head reads
+need not be computed: heads read masked tokens and, for next sentences, the first token of each sequence.
+Methods switch the savings on; tests/language_bert/test_parity.py compares loss and gradients in float64.
 
 Shapes: B sequences, S padded length, T packed tokens, M masked tokens, K needed tokens of the last layer,
 D hidden size, N heads, H head size, V vocabulary.
@@ -27,7 +27,7 @@ from language_bert.attention import Sequences, varlen_attention
 from language_bert.data.batches import IGNORED
 
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # weights that a model without that head ignores
-LONGEST_PERIOD = 100.0  # in radians per position; 1000 learned more slowly at 128 positions
+LONGEST_PERIOD = 100.0  # positions per radian; with 1000 a model of 128 positions learned more slowly
 
 
 class Predictions(NamedTuple):
@@ -46,7 +46,7 @@ def at_least_float32(logits: Tensor) -> Tensor:
 
 
 def next_sentence_loss(outputs: Any, targets: dict[str, Tensor]) -> Tensor:
-    """Return the mean over sequences; with weights the weighted sum over the number of masked tokens."""
+    """Return the mean over sequences; with weights, the weighted sum over the number of masked tokens."""
     logits, labels = at_least_float32(outputs[1]), targets["next_sentence_label"]
     if "next_sentence_weight" not in targets:
         return F.cross_entropy(logits, labels)
@@ -116,7 +116,7 @@ def load_weights(model: nn.Module, path: Path, *, hint: str) -> None:
 
 @torch.no_grad()
 def spread_positions(model: Any, scale: float) -> None:
-    """Initialize position embeddings (S, D) as sines times `scale`, and keys equal to queries.
+    """Set position embeddings (S, D) to sines times `scale`; double query weights and copy them to keys.
 
     A small model trained from scratch (size mini) then attends to near and to equal tokens from the first
     step and learns within its minute. Source of the sines: https://arxiv.org/abs/1706.03762.
@@ -217,7 +217,7 @@ def call(module: nn.Module, hidden: Tensor) -> Any:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that autocast gives x in a matmul: LayerNorm returns float32 on GPUs."""
+    """Return the dtype of x in a matmul under autocast; x may be float32, as from LayerNorm on GPUs."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
@@ -272,10 +272,10 @@ def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> 
 class SplitProduct(torch.autograd.Function):
     """x (T, D) times the transpose of weight (P * D, D) plus bias, as P parts (T, D); x is given P times.
 
-    One product computes the parts. Backward each part's gradient is multiplied alone, and becomes that of one
-    of the x: autograd adds them as it adds those of P layers, which a compiler does inside the products. Left
-    to itself it would copy the gradients into one tensor first, which takes longer than the larger product
-    saves.
+    One product computes the parts. The backward pass multiplies the gradient of each part alone and returns
+    it for one x of the P: autograd adds these gradients as those of P layers, and a compiler fuses the
+    additions into the products. Plain autograd would first copy the parts' gradients into one tensor, which
+    takes longer than the larger product saves.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The tools' view of BERT: batches, pieces and kernels to time, and the work of a sequence."""
+"""Answers of BERT to the measuring tools: batches, parts and kernels to time, and the work of a sequence."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,7 +49,7 @@ class Probes(probes.Probes):
 
     @property
     def kernel(self) -> str:
-        """The kernel of attention of this run; of a padded one, the kernel that `auto` names."""
+        """The attention kernel of this run; for padded batches, the kernel that `auto` chooses."""
         unpad = self.benchmark.methods.get("unpad")
         return (
             unpad.choose_kernel(self.benchmark.device)
@@ -66,7 +66,7 @@ class Probes(probes.Probes):
             yield from fp8_pairs(device)
 
     def work(self, shape: str) -> Work:
-        """Count the matrix products on the real tokens of a sample; backward has twice those of forward."""
+        """Count the FLOPs of matrix products on the real tokens of a sample; backward has twice forward's."""
         model, data = self.config.model, self.config.data
         lengths = typical_lengths(1000, data.max_seq_length)
         size, wide = model.hidden_size, model.intermediate_size
@@ -92,13 +92,13 @@ class Probes(probes.Probes):
 
 
 def bench_parts(config: Any, device: torch.device, kernel: str) -> Iterator[Part]:
-    """Yield forward and backward of all layers by kind of operation, of head and loss, and the optimizer."""
+    """Yield the operations of all layers, head and loss, each forward and backward, and the optimizer."""
     model, data, num = config.model, config.data, config.global_batch_size
     lengths = torch.from_numpy(typical_lengths(num, data.max_seq_length))
     num_tokens, num_layers = int(lengths.sum()), model.num_hidden_layers
     num_masked = int(num_tokens * data.masked_fraction)
     size, wide, num_heads = model.hidden_size, model.intermediate_size, model.num_attention_heads
-    is_wide_on_gpu = config.precision == "fp32" and has_kernel(device)  # whose attention takes 16 bits
+    is_wide_on_gpu = config.precision == "fp32" and has_kernel(device)  # attention takes 16 bits there
     dtype = TRAINING_DTYPES["bf16" if is_wide_on_gpu else config.precision]
     sequences = plan_attention(lengths, data.max_seq_length, kernel).to(device)
 
@@ -150,7 +150,7 @@ def bench_parts(config: Any, device: torch.device, kernel: str) -> Iterator[Part
 
 
 def optimizer_part(config: Any, num_samples: int, device: torch.device) -> Part:
-    """Build the part that takes a step of the optimizer, on as many parameters as the model has."""
+    """Build the part of an optimizer's step on about as many parameters as the model has."""
     size = config.num_weights // 16  # a few large tensors, as in the model
     weights = nn.ParameterList(nn.Parameter(torch.zeros(size, device=device)) for _ in range(16))
     for parameter in weights:
@@ -190,7 +190,7 @@ def attention_pair(device: torch.device, kernel: str) -> KernelPair:
 
 
 def loss_pair(device: torch.device, dtype: torch.dtype) -> KernelPair:
-    """Pair the loss of the head in chunks, of hidden states in `dtype`, with that of the whole in float32."""
+    """Pair the chunked loss of hidden states in `dtype` with the plain loss in float32."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((NUM_MASKED, HEAD_SIZE), (VOCAB_SIZE, HEAD_SIZE), (VOCAB_SIZE,))
     hidden, *rest = (torch.randn(*shape, generator=generator).to(device, dtype) for shape in shapes)

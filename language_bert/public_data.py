@@ -90,16 +90,16 @@ def text_names(num_parts: int | None = None) -> list[str]:
 
 
 def count_parts(files: Files) -> int:
-    """Read in the names of parts how many a text has; of no part or of mixed ones it is MLCommons' number."""
+    """Read the number of parts from their names; without parts, or of mixed names, it is MLCommons'."""
     totals = sources.read_totals(files)
     return totals.pop() if len(totals) == 1 else sources.NUM_PARTS
 
 
 def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
-    """Name the files of a source, in the form that `directory` holds, that are nowhere below it.
+    """Name the files that a source of the form of `directory` needs and that are nowhere below it.
 
-    Without any it is MLCommons' text; the names of parts say how many there are. A converted checkpoint
-    stands for the data of TensorFlow's.
+    An empty folder counts as MLCommons' text; the names of parts say how many there are. A converted
+    checkpoint stands for the data of TensorFlow's.
     """
     files = Files(directory)
     if names is None:
@@ -111,7 +111,7 @@ def missing_files(directory: Path, names: list[str] | None = None) -> list[str]:
 
 
 def form_of(files: Files) -> str:
-    """Tell TEXT, RECORDS and TABLES apart by the names of a source; nothing counts as TEXT."""
+    """Tell TEXT, RECORDS and TABLES apart by the names of files; an empty source counts as TEXT."""
     if any(map(sources.PART.fullmatch, files)):
         return RECORDS if files[RECORDS] and not files[TEXT] else TEXT
     return TABLES if any(data_files(files.directory, suffix) for suffix in SUFFIXES) else TEXT

@@ -44,9 +44,9 @@ def padded_batch(instances: Sequence[Instance], max_seq_length: int) -> Batch:
 def weigh_next_sentences(batch: Batch, num_masked: int, num_samples: int) -> Batch:
     """Return a part of a batch with `next_sentence_weight` (B,), for a loss that averages over masked tokens.
 
-    A sequence then counts as the mean number of masked tokens in a sequence of the whole batch, which has
-    `num_masked` of them in `num_samples` sequences: parts that are weighted by their masked tokens add up to
-    the mean over all sequences.
+    A weight is the mean number of masked tokens of a sequence in the whole batch, which has `num_masked` in
+    `num_samples` sequences: parts that are weighted by their masked tokens then add up to the mean over all
+    sequences.
     """
     weights = torch.full((batch.num_samples,), num_masked / num_samples)
     return replace(batch, targets=batch.targets | {"next_sentence_weight": weights})
@@ -59,7 +59,7 @@ def random_batch(
     vocab_size: int,
     max_seq_length: int,
 ) -> Batch:
-    """Return a padded batch of random tokens; `lengths` and the masked tokens are those of each sequence."""
+    """Return a padded batch of random tokens; `lengths` and `num_masked` have a number for each sequence."""
     instances = []
     for length, count in zip(map(int, lengths), map(int, num_masked), strict=True):
         inner = length - 2  # neither the first nor the last token is masked

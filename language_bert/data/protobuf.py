@@ -1,4 +1,4 @@
-"""The parts of the wire format of protocol buffers, and TensorFlow's checksum, that its files here need.
+"""Parse the protocol buffers in TensorFlow's files, and compute TensorFlow's checksum.
 
 Sources: https://protobuf.dev/programming-guides/encoding; tensorflow/core/lib/hash/crc32c.h.
 """

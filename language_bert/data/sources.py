@@ -5,9 +5,9 @@ A source is a folder with these files at any depth: `part-00000-of-00500` and so
 checkpoints of this name: one written by TensorFlow 1, which is read here, and one by TensorFlow 2.
 `model.safetensors`, see tf_checkpoint.py, may stand for the 4 GB of its data, but not for its index.
 
-In place of parts and evaluation set there may be parquet or Arrow files of another corpus, of which every row
-of one column is a document: those of the split `train` are the parts, the first of `validation` or `test` the
-evaluation set; without such a split the last rows of the last part are. Nothing is unpacked.
+Parquet or Arrow files of another corpus may replace parts and evaluation set; every row of their text column
+is a document. Files of the split `train` are the parts, the first of `validation` or `test` is the evaluation
+set; without such a split, the last rows of the last part are. Nothing is unpacked.
 """
 
 import re
@@ -44,7 +44,7 @@ OFFICIAL_MD5 = {  # MLPerf Training, retired_benchmarks/bert/README.md
     CHECKPOINT + INDEX_SUFFIX: "f97de3ae180eb8d479555c939d50d048",
     CHECKPOINT + DATA_SUFFIX: "50797acd537880bfb5a7ade80d976129",
 }
-OTHER = "other"  # `data.corpus` of a text that nobody has named
+OTHER = "other"  # `data.corpus` of any other text
 OTHER_HINT = f"this benchmark is defined on one dump; for another text: --set data.corpus={OTHER}"
 
 
@@ -143,7 +143,7 @@ def part_names(total: int) -> list[str]:
 
 
 def read_totals(files: Files) -> set[int]:
-    """Read in the names of parts how many there are: one number for the parts of one text."""
+    """Read from the names of parts how many there are: one number for the parts of one text."""
     return {int(match[1]) for match in map(PART.fullmatch, files) if match}
 
 

@@ -1,9 +1,9 @@
-"""Reads TensorFlow checkpoints (tensor bundles) without TensorFlow, and names tensors as Hugging Face does.
+"""Read TensorFlow checkpoints (tensor bundles) without TensorFlow, and name tensors as Hugging Face does.
 
 `<prefix>.index` is a table in LevelDB's format from variable names to offsets in
 `<prefix>.data-00000-of-00001`. It ends in a footer of 48 bytes with a handle (offset, size) of the index
 block; the index block has handles of the data blocks; a data block has one entry per tensor, a
-`BundleEntryProto`. Keys of a block are compressed: each says how many bytes it shares with the key before.
+`BundleEntryProto`. An entry stores how many bytes its key shares with the key before, and the rest of it.
 Sources: tensorflow/core/util/tensor_bundle, LevelDB's doc/table_format.md.
 
 A conversion, `model.safetensors`, has the same float32 values under Hugging Face's names, matrices of dense
@@ -49,7 +49,7 @@ def index_of(prefix: Path) -> Path:
 
 
 def read_index(path: Path) -> dict[str, Stored]:
-    """Read where the float32 tensors are, without the optimizer's, by name. Raises UserError for damage."""
+    """Read the places of the model's float32 tensors by name. Raises UserError for damage."""
     try:
         content = memoryview(path.read_bytes())
         if len(content) < FOOTER_BYTES or struct.unpack("<Q", content[-8:])[0] != MAGIC:
@@ -149,7 +149,7 @@ def read_converted(weights: Path, prefix: Path) -> dict[str, np.ndarray]:
 
 
 def transpose_dense(name: str, values: np.ndarray) -> np.ndarray:
-    """Turn the matrix of a dense layer from one layout into the other."""
+    """Transpose the matrix of a dense layer, which TensorFlow and PyTorch store differently."""
     return values.T if name.endswith("/kernel") else values
 
 

@@ -1,4 +1,4 @@
-"""Reads the MLPerf reference's TFRecord files of BERT instances without TensorFlow.
+"""Read the MLPerf reference's TFRecord files of BERT instances without TensorFlow.
 
 A record is a length (8 bytes), its masked CRC-32C (4), the payload, and its masked CRC-32C (4). The payload
 is a `tf.train.Example`, a map from names to lists of numbers, here padded with zeros.

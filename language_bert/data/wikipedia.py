@@ -1,9 +1,9 @@
 """The full-size data: every part of a source becomes one shard of training instances, in parallel.
 
-From text a shard holds the first of the instances that the reference's script makes of that part, in
-proportion to the bytes of the part; the script shuffles them, so they are a uniform draw. From TFRecords it
-holds the first records, which the script shuffled. A preparation that was interrupted continues with the
-missing shards.
+A shard from text holds the first instances that the reference's script makes of that part, as many as its
+share of the bytes; the script shuffles them, so they are a uniform draw. A shard from TFRecords holds the
+first records, which the script shuffled. A preparation that was interrupted continues with the missing
+shards.
 """
 
 import itertools
@@ -29,15 +29,15 @@ from language_bert.data.sources import WEIGHTS, WIKIPEDIA, Rows, Source, documen
 from language_bert.data.tfrecord import read_instances
 from language_bert.data.wordpiece import Tokenizer, read_documents
 
-MEAN_INSTANCE_BYTES = 700  # 254 tokens, 38 masked
-WEIGHTS_BYTES = 4 * 340_000_000
+MEAN_INSTANCE_BYTES = 700  # 254 tokens and 38 masked ones with positions, of 2 bytes, and 24 of the index
+WEIGHTS_BYTES = 4 * 340_000_000  # float32 parameters of BERT-large
 OFFICIAL_EVALUATION = {"samples": 10_000, "masked tokens": 428_235, "samples with fewer masked": 6_946}
 MAX_REPEATED = 0.01  # of the instances may equal another: very short ones do
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedShard(shards.PlannedShard):
-    """A shard of `train` or `evaluation`, its file in the source, and the settings."""
+    """A shard of `train` or `evaluation`, with its file in the source and its settings."""
 
     file: Path
     vocabulary: Path | None  # None: the file holds TFRecords
@@ -195,7 +195,7 @@ def follow_parent(parent: int) -> None:
 
 
 def check_repetition(index: np.ndarray, parts: list[Path]) -> None:
-    """Raise UserError if shards share instances, with which training has stalled at an accuracy of 0.62."""
+    """Raise UserError if shards share instances: with such data training stalled at an accuracy of 0.62."""
     keys = index["crc32"].astype(np.uint64) << 16 | index["num_tokens"]
     _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse] > 1)

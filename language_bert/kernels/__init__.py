@@ -1,1 +1,1 @@
-"""GPU kernels for attention, the loss and a transpose, each beside a plain reference."""
+"""GPU kernels for attention, the loss and rounding to FP8, each beside a plain reference."""

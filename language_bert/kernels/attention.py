@@ -2,9 +2,9 @@
 
 FlashAttention 2 was written for the A100's matrix instructions; on an H200 it reached a fifth of the rate of
 a large matrix product. Triton compiles these kernels to Hopper's own instructions. A program keeps a block of
-rows in registers and reads its sequence step by step, so scores never lie in memory. Backward, one kernel is
-for queries, one for keys with their values. Nothing is added across programs: the result does not depend on
-their order.
+rows in registers and reads its sequence step by step, so scores never lie in memory. The backward pass has
+one kernel for queries and one for keys with their values. Programs add nothing to each other's results, which
+therefore do not depend on their order.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def packed_attention(
 def attention(
     query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int, max_k: int
 ) -> tuple[Tensor, Tensor]:
-    """Return what `packed_attention` does, and log2 (num_heads, num_queries) of the sums of softmax."""
+    """Compute `packed_attention`, and log2 of the sums of its softmax (num_heads, num_queries)."""
     from language_bert.kernels.attention_triton import attention_triton
 
     return attention_triton(query, key, value, cu_queries, cu_keys, max_q)

@@ -30,7 +30,7 @@ LOG2_E = math.log2(math.e)
 def attention_triton(
     query: Tensor, key: Tensor, value: Tensor, cu_queries: Tensor, cu_keys: Tensor, max_q: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the attended values and log2 of softmax's sums, see `attention`."""
+    """Compute `attention`."""
     num_queries, num_heads, head_size = query.shape
     attended = query.new_empty(query.shape)
     log_sums = query.new_empty((num_heads, num_queries), dtype=torch.float32)
@@ -61,7 +61,7 @@ def attention_backward_triton(
     max_q: int,
     max_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value; the kernel of the first leaves what the second needs."""
+    """Return the gradients of query, key and value; the first kernel writes `deltas` for the second."""
     num_queries, num_heads, head_size = query.shape
     gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     gradient, query, key, value = (with_whole_rows(x) for x in (gradient, query, key, value))
@@ -156,7 +156,7 @@ def attention_kernel(
     BLOCK_ROWS: tl.constexpr,
     STEP_ROWS: tl.constexpr,
 ):
-    """Compute a block of queries of one head. Sums are corrected whenever a larger score appears."""
+    """Compute a block of queries of one head. Sums are rescaled whenever a larger score appears."""
     head = tl.program_id(1)
     first, length = rows_of(cu_queries)
     if tl.program_id(0) * BLOCK_ROWS >= length:
@@ -199,7 +199,7 @@ def attend(
     STEP_ROWS: tl.constexpr,
     IS_LAST: tl.constexpr,
 ):
-    """Pass over one block of keys and values."""
+    """Add one block of keys and values to the state."""
     totals, sums, largest = state
     rows, k, v = load_step(key, value, start, num_keys, key_stride, value_stride, q, STEP_ROWS, IS_LAST)
     scores = tl.dot(q, tl.trans(k)) * scale
@@ -303,7 +303,7 @@ def attention_backward_keys_kernel(
     BLOCK_ROWS: tl.constexpr,
     STEP_ROWS: tl.constexpr,
 ):
-    """Compute the gradients of a block of keys and values, from scores that are transposed.
+    """Compute the gradients of a block of keys and values, from transposed scores.
 
     Queries past the end of the sequence are zeros, and so are their gradients and deltas: they add nothing.
     """

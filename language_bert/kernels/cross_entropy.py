@@ -1,9 +1,9 @@
 """Cross entropy and its gradient from logits that stay in 16 bits: one kernel, in place of ten eager ones.
 
 The gradient of a row's loss with respect to its logits is softmax - one-hot: it needs that row only. So loss
-and gradient are computed together, and the gradient takes the memory of the logits. The kernel reads a row of
-V logits twice, the second time from the L2 cache, and writes it once; everything between is in float32
-registers. Written eagerly the same takes float32 copies of all M x V logits.
+and gradient are computed together, and the gradient overwrites the logits. The kernel reads a row of V logits
+twice, the second time from the L2 cache, and writes it once; everything between is in float32 registers. The
+eager operators make float32 copies of all M x V logits.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch import Tensor
 def cross_entropy_gradient_(logits: Tensor, bias: Tensor, labels: Tensor, ignored: int) -> Tensor:
     """Return the losses (M,) of `logits + bias`, and replace `logits` (M, V) by the gradient of their sum.
 
-    `logits` are contiguous; `bias` (V,) has the dtype of the losses, -inf in it takes a column out. Rows
+    `logits` are contiguous; `bias` (V,) has the dtype of the losses, and -inf in it excludes a column. Rows
     whose label (M,) is `ignored` have loss and gradient 0. On a GPU, or with TRITON_INTERPRET=1, it is one
     Triton kernel, which tracers see as one operator; elsewhere, and in float64, it is the reference.
     """

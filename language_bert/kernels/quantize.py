@@ -1,9 +1,9 @@
-"""Rounding to 8 bits, with everything that FP8 products need of a tensor, in one pass over memory.
+"""Round a tensor to 8 bits and compute everything else that FP8 products need of it, in one pass over memory.
 
-Products on Hopper want both factors with the summed dimension contiguous, so activations, weights and
-gradients are read as they are and transposed; delayed scaling wants their largest value, and a bias the sum
-of the gradient's rows. Torch's compiler writes a transpose value by value, and reduces in other kernels. Here
-a tile is read once, GELU or its gradient is applied in registers, and the tile is turned in shared memory.
+Products on Hopper need both factors with the summed dimension contiguous, so activations, weights and
+gradients are needed as they are and transposed; delayed scaling needs their largest value, and a bias the sum
+of the gradient's rows. torch.compile writes a transpose value by value, and reduces in other kernels. Here a
+tile is read once, GELU or its gradient is applied in registers, and shared memory transposes the tile.
 """
 
 import os
@@ -31,8 +31,9 @@ def quantize(parts: Sequence[Tensor], scale: Tensor, dtype: torch.dtype, functio
 
     `function` makes the matrix (M, N) of `parts`, each of whose rows is contiguous: "copy" joins P parts
     (M, N / P); "gelu" is GELU's tanh form of the only part; "gelu_backward" is the gradient of GELU's input,
-    the second part, where the first is that of its output. `dtype` is float8_e4m3fn, or GRADIENTS. On a GPU,
-    or with TRITON_INTERPRET=1, it is one Triton kernel a part, which compilers see as one operator.
+    where the first part is the gradient of its output and the second its input. `dtype` is float8_e4m3fn, or
+    GRADIENTS. On a GPU, or with TRITON_INTERPRET=1, it is one Triton kernel a part, which compilers see as
+    one operator.
     """
     if parts[0].is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
         rows, columns, maxima, sums = torch.ops.ttt.quantize(list(parts), scale, dtype, function)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 128, 128  # of a tile: in 8 bits a whole cache line either way
+ROWS, COLUMNS = 128, 128  # of a tile: in 8 bits a cache line of 128 bytes, as it is and transposed
 NUM_WARPS = 8
 
 
@@ -97,7 +97,7 @@ def quantize_kernel(
         value = tl.load(other + row[:, None] * other_stride + column[None, :], mask=is_inside, other=0.0)
         value = value.to(tl.float32)
         share = sigmoid_of_gelu(value)
-        slope = 1.5957691216057308 * (1.0 + 3 * 0.044715 * value * value)
+        slope = 1.5957691216057308 * (1.0 + 3 * 0.044715 * value * value)  # 2 sqrt(2 / pi)
         x = x * share * (1.0 + value * (1.0 - share) * slope)
     tile = row_tile * tl.num_programs(1) + column_tile
     tl.store(maxima + tile, tl.max(tl.max(tl.abs(x), axis=1), axis=0))
@@ -106,12 +106,12 @@ def quantize_kernel(
     x = tl.clamp(x * (1.0 / tl.load(scale)), -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     rounded = x.to(tl.float8e5 if IS_GRADIENT else tl.float8e4nv).to(tl.uint8, bitcast=True)
     tl.store(rows + row[:, None] * rows_stride + column[None, :], rounded, mask=is_inside)
-    turned = tl.trans(rounded)
+    transposed = tl.trans(rounded)
     places = columns + column[:, None] * columns_stride + row[None, :]
-    tl.store(places, turned, mask=is_column[:, None] & is_row[None, :])
+    tl.store(places, transposed, mask=is_column[:, None] & is_row[None, :])
 
 
 @triton.jit
 def sigmoid_of_gelu(x):
     """GELU's tanh form is x (1 + tanh(z)) / 2, and (1 + tanh(z)) / 2 is the sigmoid of 2 z."""
-    return tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    return tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))  # 2 sqrt(2 / pi)
