@@ -1,6 +1,6 @@
 """A time-stamp authority (RFC 3161) of OpenSSL's `ts` command; `python -m tests.authority FOLDER` serves.
 
-The path of an address chooses how it behaves: `/` answers, every other one fails in its own way.
+The path of its URL chooses its behaviour: `/` answers, every other path fails in its own way.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def openssl(*words, **options):
 
 
 class Authority:
-    """Keys and certificates in a folder: `root` is the certificate that a person would have."""
+    """Keys and certificates in a folder: `root` is the certificate that a verifier would trust."""
 
     def __init__(self, folder, name="Test Authority"):
         self.folder, self.root = folder, folder / "root.pem"

@@ -1,4 +1,4 @@
-"""A headless Chromium that a test can question: DevTools' protocol over two pipes, no port, no library."""
+"""A headless Chromium that a test can query: DevTools' protocol over two pipes, no port, no library."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class Browser:
                 self._receive(until)
 
     def evaluate(self, script):
-        """Return the value of an expression, or what its promise comes to."""
+        """Return the value of an expression, or of its promise."""
         answer = self("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

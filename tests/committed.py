@@ -1,4 +1,4 @@
-"""The results that the repository holds, apart from those of whoever runs the tests."""
+"""The results that are committed, without those that a developer's own runs have left."""
 
 import subprocess
 from functools import cache

@@ -1,4 +1,4 @@
-"""Runs that train until a test meddles with them, and what may not be left of them."""
+"""Runs that train until a test disturbs them, and checks that they leave nothing behind."""
 
 import contextlib
 import json
@@ -135,7 +135,7 @@ class Place:
 
 @contextlib.contextmanager
 def open_place(folder):
-    """Open a place in a folder; what a test that failed has left of it ends with the block."""
+    """Open a place in a folder; processes that a failed test has left end with the block."""
     place = Place(folder)
     try:
         yield place

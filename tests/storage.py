@@ -1,4 +1,4 @@
-"""A server of files as MLCommons' storage is one, in this process, which can be told to fail."""
+"""A file server in this process, like MLCommons' storage, that fails on request."""
 
 import hashlib
 import os
@@ -12,9 +12,8 @@ from urllib.parse import unquote
 class Storage:
     """Files by path; `requests` has (method, path, Range) of each request that came.
 
-    `cuts` are the numbers of bytes after which the next answers with a body end, by path; `codes` the HTTP
-    codes that come instead of the next ones; `sent` what is sent for a file in place of its content;
-    `headers` what its answers have besides.
+    By path, `cuts` are the numbers of bytes after which the next bodies end, `codes` the HTTP codes of the
+    next answers, `sent` the bytes that replace the content of a file, and `headers` further headers.
     """
 
     def __init__(self):

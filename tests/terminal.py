@@ -52,7 +52,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def seen(columns, *arguments):
-    """Return the exit code and what a terminal with so many columns is sent by `ttt`."""
+    """Return the exit code of `ttt` and its output to a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
@@ -76,7 +76,7 @@ def seen(columns, *arguments):
 
 
 def text_of(sent):
-    """Return what stands in the lines, without escapes and blanks at their ends."""
+    """Return the text of the lines, without escapes and blanks at their ends."""
     lines = ESCAPE.sub("", sent).replace("\r\n", "\n").split("\n")
     return "\n".join(line.rstrip() for line in lines)
 

@@ -1,4 +1,4 @@
-"""What a person meets at the command line: exit codes, one line per error, logs that survive."""
+"""The command line: exit codes, one line per error, logs that survive."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """A step and an evaluation of every configuration at full size on tensors that say they lie on a GPU.
 
-They have no values: what asks for one (`.item()`, a condition, a shape that depends on data), where a GPU
-would make its host wait, fails. So does an operation on tensors of two devices, or of a type that a kernel
-does not take. Not covered: the backward pass, which needs a real device; messages between ranks; compiled
+They have no values: code that asks for one (`.item()`, a condition, a shape that depends on data), so that a
+GPU's host would wait, fails. So does an operation on tensors of two devices, or of a type that a kernel does
+not take. Not covered: the backward pass, which needs a real device; messages between ranks; compiled
 code; Triton's kernels.
 """
 
@@ -44,7 +44,7 @@ OFF_EVERYWHERE = [  # but for alibi, which needs flash-attn, and selective_backp
 
 
 def on_gpu(mode, value):
-    """Return what a method or a loader has made, its tensors as fake ones on the GPU."""
+    """Return a value with its tensors replaced by fake ones on the GPU."""
     if isinstance(value, Tensor):
         with mode:
             return (value if isinstance(value, FakeTensor) else mode.from_tensor(value)).to(GPU)
@@ -57,7 +57,7 @@ def on_gpu(mode, value):
 
 
 def to_device(mode, batch, device):
-    """Stand in for that of common.training.step."""
+    """Stand in for `to_device` of common.training.step."""
     assert device == GPU
     return on_gpu(mode, batch)
 
@@ -88,7 +88,7 @@ def on_host(function):
 
 @pytest.fixture
 def mode(monkeypatch):
-    """Fake tensors, and what asks for a driver answered for them."""
+    """Fake tensors, and answers in place of a driver's."""
     mode = FakeTensorMode()
     monkeypatch.setattr(training, "to_device", partial(to_device, mode))
     monkeypatch.setattr(nn.Module, "to", lambda module, *args, **named: moved(mode, module, *args, **named))

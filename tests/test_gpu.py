@@ -1,4 +1,4 @@
-"""The first stage of systems/gpu_day.sh: what the kernels of this device, a GPU or a CPU, compute."""
+"""The first stage of systems/gpu_day.sh: the kernels of this device, a GPU or a CPU, compute correctly."""
 
 import itertools
 
@@ -99,7 +99,7 @@ def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries, ker
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize(("function", "num_parts"), [("copy", 3), ("gelu", 1), ("gelu_backward", 2)])
 def test_the_kernel_rounds_to_8_bits_as_torch_does(function, num_parts, dtype):
-    """On a GPU beside the operators of a CPU, with a value that is not a number and one too large."""
+    """On a GPU, compared with a CPU's operators; one value is NaN, one too large."""
     torch.manual_seed(0)
     parts = [torch.randn(1040, 256, dtype=torch.bfloat16) for _ in range(num_parts)]
     parts[0][7, 9], parts[0][8, 9] = float("nan"), 1000.0

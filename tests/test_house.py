@@ -1,4 +1,4 @@
-"""The rules of the house, as tests."""
+"""The conventions of the code base (CONTRIBUTING.md), as tests."""
 
 import ast
 import importlib

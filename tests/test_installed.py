@@ -46,7 +46,7 @@ def wheel(clone, tmp_path_factory):
 
 
 def environment(home):
-    """Return an environment that leads to no clone, and keeps what a user has of this machine."""
+    """Return the variables of a user of this machine, without a path to a clone."""
     names = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TTT_DATA")}
     return names | {"HOME": str(home), "XDG_STATE_HOME": str(home), "OMP_NUM_THREADS": "1"}
 

@@ -1,4 +1,4 @@
-"""One place for results: commands write to and read from the same folders wherever a person stands."""
+"""One place for results: commands write to and read from the same folders in any working folder."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ LOGS = ROOT / "results" / "reference-2cpu-mini-baseline"
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A person stands in a folder beside the repository."""
+    """A working folder beside the repository."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)

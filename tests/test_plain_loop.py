@@ -1,4 +1,4 @@
-"""Every method in a plain PyTorch loop, by the lines of its own card, without a part of the suite."""
+"""Every method in a plain PyTorch loop, with the lines of its card and no other part of the suite."""
 
 import math
 import textwrap
@@ -45,7 +45,7 @@ TEXT = LOOP.replace("BATCH", "batch").replace("LOSS", "loss = model(**batch).los
 
 
 class Pictures(Dataset):
-    """Random images of ten of a thousand classes, through a pipeline as people have it, but for a crop."""
+    """Random images of ten of a thousand classes, through a usual pipeline without a crop."""
 
     def __init__(self):
         scaled = v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)

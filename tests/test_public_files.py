@@ -25,7 +25,7 @@ def test_public_ci_runs_what_every_change_must_pass():
     (job,) = WORKFLOW["jobs"].values()
     actions = {step["uses"].partition("@")[0]: step["with"] for step in job["steps"] if "uses" in step}
     assert list(actions) == ["actions/checkout", "actions/setup-python"]
-    assert actions["actions/checkout"]["fetch-depth"] == 0  # `ttt package` takes code of earlier commits
+    assert actions["actions/checkout"]["fetch-depth"] == 0  # a package takes code of earlier commits
     python = actions["actions/setup-python"]
     assert PROJECT["requires-python"] == f">={python['python-version']}" and python["cache"] == "pip"
     assert all((ROOT / name).is_file() for name in python["cache-dependency-path"].split())

@@ -1,4 +1,4 @@
-"""A machine without a record, disks, a place for real runs, and `ttt` with a fault meanwhile."""
+"""A machine without a record of its speeds, disks, and `ttt` with a fault while it runs."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def no_record(monkeypatch, tmp_path):
 
 @pytest.fixture
 def usual_threads(monkeypatch):
-    """Undo that the tests run with OMP_NUM_THREADS=1, which is no machine's usual way."""
+    """Unset OMP_NUM_THREADS=1, with which the tests run."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 

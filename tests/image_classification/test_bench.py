@@ -1,4 +1,4 @@
-"""`ttt bench`: what it times alone, the JSON that it keeps, and the memory of a configuration."""
+"""`ttt bench`: the parts that it times alone, its JSON, and the memory of a configuration."""
 
 import json
 from types import SimpleNamespace

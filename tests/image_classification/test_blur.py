@@ -1,4 +1,4 @@
-"""The Triton kernels of the blur, without and with a max-pool, interpreted, against what they stand for."""
+"""The Triton kernels of the blur, without and with a max-pool, interpreted, against torch's operators."""
 
 from tests.command import run_interpreted
 

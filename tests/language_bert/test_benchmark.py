@@ -177,7 +177,7 @@ def test_the_micro_batches_of_all_ranks_are_the_batch(world_size, batch_size):
 def test_training_sees_no_form_of_a_layer_that_warm_up_has_not_compiled(
     name, world_size, size, round_to, forms_of_layers, expected_padding
 ):
-    """Whether 8 ranks take a micro-batch of 56 or one takes 8 of them, they are dealt by length."""
+    """Micro-batches are partitioned by length, whether 8 ranks take one of 56 each or one rank takes 8."""
     rounding = [f"methods.{method}.round_to={round_to}" for method in ("unpad", "sparse_head")]
     config = config_of(name, f"micro_batch_size={size}", *rounding)
     benchmark = OnGpu(config, seed=0, rank_info=RankInfo(rank=world_size - 1, world_size=world_size))

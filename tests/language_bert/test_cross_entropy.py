@@ -1,4 +1,4 @@
-"""Cross entropy with its gradient in place: torch's own, the Triton kernel, and the filled-up vocabulary."""
+"""Cross entropy with its gradient in place: torch's operators, the Triton kernel, the padded vocabulary."""
 
 import pytest
 import torch

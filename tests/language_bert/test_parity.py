@@ -147,7 +147,7 @@ def test_losses_of_some_steps_in_bf16_stay_within_two_percent(methods):
 @WITH_AND_WITHOUT_PAIRS
 @pytest.mark.parametrize("lengths", LENGTHS[-3:], ids=str)
 def test_bf16_is_as_near_to_float64_as_that_of_hugging_face(lengths, next_sentence):
-    """Within 5 % of all gradients together, and 1.5 times as far as the plain model, after a step too."""
+    """Within 5 % of all gradients together, and 1.5 times the plain model's distance, also after a step."""
     exact = plainly_trained(lengths, next_sentence, ())
 
     def distances(methods):

@@ -1,4 +1,4 @@
-"""Configurations: what is refused, and what a merged one means."""
+"""Configurations: faulty ones are refused, and a merged one has the values of its files in order."""
 
 import os
 import shutil

@@ -46,7 +46,7 @@ def figures(samples_per_s, **more):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine whose checks and rates are those of two dictionaries: a rate may also be what goes wrong."""
+    """A machine whose checks and rates two dictionaries give; a rate may also be an error to raise."""
     checks, rates = list(SOUND), {BASELINE: 100.0, OPTIMIZED: 400.0}
 
     def run_probes(arguments, num_ranks, folder, *, limit_s, report):
@@ -115,7 +115,7 @@ def test_a_machine_is_accepted_or_refused_with_the_cause(
 
 @pytest.mark.parametrize("kept", [400.0, 1500.0])
 def test_a_record_counts_only_where_it_demands_more(machine, tmp_path, monkeypatch, kept):
-    """A rate that passed once at a small --share does not become what the next one is compared with."""
+    """A rate that passed once at a small --share does not become the reference of the next test."""
     known = Expectation(samples_per_s=1000.0, source="published")
     monkeypatch.setattr(verdicts, "from_published", lambda config, num_ranks: known)
     record.keep_speed(entry(BASELINE), kept)

@@ -1,4 +1,4 @@
-"""Sets whose records have time-stamps: with replies as they would be read, and with real ones."""
+"""Sets whose records have time-stamps: with invented replies, and with real ones of an authority."""
 
 import base64
 import json

@@ -136,7 +136,7 @@ def write_set(root, logs):
 
 
 def timeline(benchmark, evaluations, configuration="optimized", launch_s=0, first_block_s=6.0):
-    """Return the lines of a run told by its evaluations: (start s, stop s, samples, accuracy, metadata)."""
+    """Return the lines of a run with these evaluations: (start s, stop s, samples, accuracy, metadata)."""
     lines = Lines()
 
     def record(key, value=None, at_s=0.0, **metadata):

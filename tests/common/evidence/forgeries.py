@@ -1,7 +1,7 @@
 """Forgeries of real run sets, drawn by a seeded generator: 15 kinds of dishonesty that arithmetic can find.
 
-Each function takes a generator and the logs of a set, and returns the set as somebody would hand it in who
-wants a better score. Some of the last kind leave no trace, and say so.
+Each function takes a generator and the logs of a set, and returns the set that a cheater would submit for a
+better score. The last kind can leave no trace; its docstring says when.
 """
 
 from typing import NamedTuple
@@ -83,7 +83,7 @@ def recompute_rates(lines):
 
 
 def other_digits(rng, lines, keep=()):
-    """Change losses, but those to keep, and accuracies a little, so that no trace of two runs is equal."""
+    """Change accuracies and losses a little, so that no trace of two runs is equal; `keep` numbers losses."""
     result, losses, last = [], -1, place_of(lines, "eval_accuracy", -1)
     for index, line in enumerate(lines):
         record = record_of(line) if TOKEN in line else {}

@@ -1,4 +1,4 @@
-"""Time-stamps beside results: real replies of OpenSSL are read, and whoever changes a thing is found."""
+"""Time-stamps beside results: real replies of OpenSSL are read, and every later change is found."""
 
 import base64
 import json

@@ -71,7 +71,7 @@ def mutated(lines, rng):
 
 
 def read_one_by_one(data):
-    """Return the records of a log, and of the lines that are none the numbers, by a call for each line."""
+    """Return the records of a log and the numbers of its other lines, with one call for each line."""
     records, problems = [], []
     with suppress(ValueError):
         for number, line in enumerate(split_lines(data), 1):
@@ -90,7 +90,7 @@ def assert_equal_one_by_one(log, data):
 
 
 def judged(logs, description):
-    """Let everything look at logs given as bytes, and at a description."""
+    """Run every reader on logs, given as bytes, and on a description."""
     parsed = [parse_log(data, f"{number}.txt", ("8xA100", "resnet")) for number, data in enumerate(logs)]
     for log, data in zip(parsed, logs, strict=True):
         assert_equal_one_by_one(log, data)

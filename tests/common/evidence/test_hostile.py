@@ -39,7 +39,7 @@ print(json.dumps([done.returncode, done.stdout, done.stderr, seconds, megabytes]
 def measured(*arguments, cwd):
     """Run `ttt`; returns what it did, its seconds of processor time and its megabytes of memory.
 
-    It is the child of a small process, of whose memory its own figure begins.
+    It is the child of a small process, because its peak memory starts at that of its parent.
     """
     command = [sys.executable, "-S", "-E", "-c", MEASURE, sys.executable, "-m", "common.cli", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Many large logs: several processes read what one would."""
+"""Many large logs: several processes read the same records as one."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Each rule finds its own change of good logs, alone; what published logs do is no error."""
+"""Each rule alone finds its change of good logs; published logs have no error."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def two_systems(logs):
 
 
 def audit_changed(golden, folder, family, breaks=lambda good: good, size="full"):
-    """Return what is found in good logs, or in what else a family of rules takes, after a change."""
+    """Return the findings in good logs, or in the other input of a family of rules, after a change."""
     good = run_set(golden.set())
     match family:
         case "P" | "K" | "T" | "Q":

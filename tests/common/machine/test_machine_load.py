@@ -1,4 +1,4 @@
-"""Other programs on this machine are seen, said and given way to; its own record shows a slow one."""
+"""Other programs on this machine are seen, reported and left cores; its own record shows a slow one."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A rank is bound to the processors beside its GPU, by the kernel's files of a machine that is made up."""
+"""A rank is bound to the processors beside its GPU, by the kernel's files of an invented machine."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`ttt doctor --describe`: what it collects, what a person adds, and what it says of wrong descriptions."""
+"""`ttt doctor --describe`: facts that it collects, facts that a person adds, and wrong descriptions."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A step compiled for a GPU that is not there: its kernels, its FLOPs by hand, and what is put back."""
+"""A step compiled for a GPU that is not there: its kernels, its FLOPs by hand, and the state restored."""
 
 import json
 

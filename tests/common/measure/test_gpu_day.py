@@ -1,4 +1,4 @@
-"""systems/gpu_day.sh: its rows, what becomes of one that fails, and the page."""
+"""systems/gpu_day.sh: its rows, a row that fails, and the page."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A busy process beside real runs: it comes when it is to come, is gone afterwards, and its cost is told."""
+"""A busy process beside real runs: it starts in time, is gone afterwards, and its cost is reported."""
 
 import itertools
 import time

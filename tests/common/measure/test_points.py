@@ -1,4 +1,4 @@
-"""Times of a training from steps at a few points of it, against the time of all of its steps."""
+"""The time of a training, estimated from steps at a few points, against the time of all of its steps."""
 
 from types import SimpleNamespace
 

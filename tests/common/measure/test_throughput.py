@@ -1,4 +1,4 @@
-"""Which steps are timed, and what a bench keeps when a configuration or the bench itself fails."""
+"""The steps that are timed, and the figures that stay when a configuration or the bench itself fails."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Layer freezing: which layers, when, and that the others train as if they were alone."""
+"""Layer freezing: layers freeze in order and in time, and the others train as without frozen ones."""
 
 import copy
 

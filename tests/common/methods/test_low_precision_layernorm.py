@@ -23,7 +23,7 @@ def make_norm():
 
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_under_autocast_only_input_and_output_are_rounded(is_compiled):
-    """The parameters have numbers that bf16 has not: rounded as well, they would double the error."""
+    """The parameters are no bf16 numbers: rounded as well, they would double the error."""
     norm, hidden = make_norm(), (torch.randn(32, 96) * 3 + 1).bfloat16()
     given, exact = hidden.float().requires_grad_(), hidden.double().requires_grad_()
     expected = F.layer_norm(exact, (96,), norm.weight.double(), norm.bias.double(), 1e-12)
@@ -43,7 +43,7 @@ def test_under_autocast_only_input_and_output_are_rounded(is_compiled):
 
 
 def test_on_a_gpu_only_training_rounds_the_parameters(monkeypatch):
-    """An evaluation is never compiled; the tensors say that they lie on a GPU and have no values."""
+    """An evaluation is never compiled; fake tensors stand for those of a GPU."""
     taken, plain = [], F.layer_norm
 
     def layer_norm(input, shape, weight, *others):

@@ -1,4 +1,4 @@
-"""Selective backprop: which samples are kept, and that the loss is their mean, however a batch is divided."""
+"""Selective backprop: the selected samples, and a loss that is their mean, however a batch is divided."""
 
 import copy
 

@@ -65,7 +65,7 @@ class Machine:
         self.before = {path: path.read_bytes() for path in self.disk.rglob("*") if path.is_file()}
 
     def run(self, kind, number, error=0, lasts=False):
-        """Run `ttt` with a fault of the call of that number; `told` says whether it came so far.
+        """Run `ttt` with a fault of call `number`; the file `told` then exists if that call was reached.
 
         Only a rank's allocations fail: its launcher is this process then, which saves seconds of 1,100 runs.
         """

@@ -1,4 +1,4 @@
-"""What happens to a run's process when a person, or the system, ends it; results under odd conditions."""
+"""A run's process that a person or the system ends; results under odd conditions."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Load: memory over thousands of steps, and what launches in a row leave behind.
+"""Load: memory over thousands of steps, and resources that many launches in a row leave behind.
 
 `LAUNCHES=100 tests/run.sh -m slow -rP tests/common/run/test_load.py` makes a hundred, and shows figures.
 """
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("prepared_data")
 
 
 def memory_of(pid):
-    """Return the bytes of a process that are no file's, with those of tensors on their way to another."""
+    """Return the bytes of a process that map no file, with those of tensors in transit to another."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -49,8 +49,8 @@ def memory_of(pid):
 def check_flat(samples, num_steps):
     """Print how the memory of each process changes, and assert that it does not grow from window to window.
 
-    Of each window the least counts, and of what lies between two windows the median: a leak grows in every
-    one, an allocator that takes a few megabytes more once does not.
+    The minimum of each window counts, and the median of the changes between windows: a leak grows in every
+    window, an allocator that takes a few megabytes more once does not.
     """
     for pid, sizes in samples.items():
         floors = np.array([window.min() for window in np.array_split(np.array(sizes) / 1e6, NUM_WINDOWS)])

@@ -1,4 +1,4 @@
-"""The log writer refuses what the rules forbid, and what would be lost."""
+"""The log writer refuses records that the rules forbid, and logs that would be lost."""
 
 import errno
 import math

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("prepared_data")
 
 @pytest.fixture
 def environment(tmp_path):
-    """What a rank sees: `ttt` is this checkout's, which answers the preflight at once and notes it."""
+    """The environment of a rank: `ttt` is this checkout's; it answers and notes the preflight at once."""
     wrapper = tmp_path / "ttt"
     wrapper.write_text(
         f"""#!{sys.executable}

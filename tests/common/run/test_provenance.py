@@ -1,4 +1,4 @@
-"""Tests of what a log says of the code that computed: optimizer, methods, kernels."""
+"""A log names the code that computed: optimizer, methods, kernels."""
 
 import hashlib
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""A run set is one recipe: where the runs of a configuration go, and what judges a folder that mixes two."""
+"""A run set is one recipe: the folder of a configuration's runs, and findings in one that mixes two."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The line at the start of a run that names its bottleneck, and what it is calculated from."""
+"""The line at the start of a run that names its bottleneck, and the times that it is calculated from."""
 
 import math
 import time

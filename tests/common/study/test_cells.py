@@ -1,4 +1,4 @@
-"""Budgets and cells: what a share of a training is, and that no score reads a study."""
+"""Budgets and cells: a share of a training, and no score that reads a study."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The explorer's page in a real browser: quick with 5,000 runs, and it says what is true of what is shown."""
+"""The explorer's page in a real browser: quick with 5,000 runs, with true statements on the shown runs."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""The speed of steps with each method: which can act at size mini, what is kept, what the card says."""
+"""The speed of steps with each method: methods that act at size mini, kept figures, text of the card."""
 
 import json
 from contextlib import contextmanager

@@ -200,7 +200,7 @@ def test_more_ranks_than_samples_of_a_batch_are_refused(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What train_exactly.py finds on 4, 2 and 1 ranks, by their number."""
+    """The results of train_exactly.py on 4, 2 and 1 ranks, by their number."""
     output = tmp_path_factory.mktemp("trained") / "found.pt"
     run_ranks(4, train_exactly.__name__, output)
     return torch.load(output)

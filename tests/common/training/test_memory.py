@@ -1,4 +1,4 @@
-"""Out of memory: real allocations that fail, and the change that a person is told to make."""
+"""Out of memory: real allocations that fail, and the change that the message proposes."""
 
 import sys
 

@@ -85,7 +85,7 @@ def shared_statistics(rank_info, of):
 
 
 def agreed_error(rank_info):
-    """Return what a rank is told of a mistake that the last rank alone has met."""
+    """Return the error that a rank gets for a mistake that only the last rank has met."""
     try:
         with distributed.raise_on_all_ranks():
             if rank_info.rank == rank_info.world_size - 1:

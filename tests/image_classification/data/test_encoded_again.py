@@ -1,4 +1,4 @@
-"""Training images that preparation encodes again: their sizes, what the manifest says, what crops lose."""
+"""Training images that preparation encodes again: their sizes, the manifest, the loss in crops."""
 
 from itertools import islice
 

@@ -1,4 +1,4 @@
-"""Methods that change batches: what they compute, which labels losses see, evaluation untouched."""
+"""Methods that change batches: their results, the labels of the losses, evaluation untouched."""
 
 import pytest
 import torch

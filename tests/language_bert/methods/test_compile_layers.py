@@ -1,4 +1,4 @@
-"""What is compiled, counted."""
+"""The graphs that are compiled, by their number."""
 
 import numpy as np
 import pytest

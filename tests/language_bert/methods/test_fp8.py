@@ -1,4 +1,4 @@
-"""Products in 8 bits: what rounding does to them, where scales come from, what stays, what is refused."""
+"""Products in 8 bits: their rounding, their scales, the parts that stay in 16 bits, and refusals."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def scale_for(x, dtype):
 
 
 def rounded(x, dtype):
-    """Return x in float64 as its 8 bits hold it, with its own largest value as the largest of them."""
+    """Return x in float64 after rounding to 8 bits, scaled by its own largest value."""
     scale = scale_for(x, dtype)
     return quantize([x], scale, dtype).rows.double() * scale
 
@@ -130,7 +130,7 @@ def multiply_plainly(a, b, scales, dtype, *, fast=False, bias=None):
 
 @pytest.fixture
 def quick(monkeypatch, prepared_data):
-    """Exchange the product, which a CPU computes slowly."""
+    """Replace the product in 8 bits, which a CPU computes slowly."""
     monkeypatch.setattr(fp8, "product", multiply_plainly)
 
 

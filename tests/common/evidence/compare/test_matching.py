@@ -1,4 +1,4 @@
-"""The published set of a run set that names none, and the accelerators of both."""
+"""Find the published set that a run set is compared with, also by accelerator."""
 
 import json
 

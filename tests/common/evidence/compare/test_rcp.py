@@ -1,4 +1,4 @@
-"""Run sets beside MLCommons' reference convergence points, as by their own rcp_checker."""
+"""Run sets against MLCommons' reference convergence points, with the outcomes of their rcp_checker."""
 
 import json
 import math

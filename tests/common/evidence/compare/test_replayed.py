@@ -1,4 +1,4 @@
-"""Two logs of one run beside each other: what repeats, what agrees within the tolerance, what does not."""
+"""Compare two logs of one run: equal values, values within the tolerance, and values beyond it."""
 
 import json
 import re
@@ -141,7 +141,7 @@ def test_elsewhere_a_small_distance_agrees_and_a_large_one_does_not(log, tmp_pat
 
 
 def test_elsewhere_one_of_them_may_end_an_evaluation_sooner(log, tmp_path):
-    """The accuracies up to there decide; what only one of them has done is not compared."""
+    """The accuracies up to there decide; later records of one log are not compared."""
     last = log.last("eval_accuracy").metadata["samples"]
     end_sooner = chain(without((LOSS, ACCURACY), from_sample=last), edit("run_stop", samples=last - 1600))
     sooner = edited(committed(), tmp_path, end_sooner)

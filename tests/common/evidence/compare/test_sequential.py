@@ -10,7 +10,7 @@ from common.evidence.compare.sequential import PRIOR_PRECISION, decide
 from common.repository import ROOT
 
 NUM_STUDIES, NUM_PAIRS, ALPHA = 2000, 60, 0.05
-NEVER = 0.0  # a margin in which nothing lies
+NEVER = 0.0  # a margin that no effect lies in
 SD = 0.1
 PAGE = " ".join((ROOT / "common/study/README.md").read_text().split())  # states what is simulated here
 

@@ -1,8 +1,8 @@
 """Forgeries of sealed sets, drawn by a seeded generator: kinds that a log alone cannot show.
 
-Each function takes a generator and the files of an honest sealed set, and returns those that are handed in.
-Half of the forgers who change a log also compute the hashes in it anew; none computes the list anew, but
-where the kind is a change of the list or of the seal. `recomputed` says what is left then.
+Each function takes a generator and the files of an honest sealed set, and returns the files to submit. Half
+of the forgers who change a log also recompute its hashes; only forgers of the list or of the seal recompute
+the list.
 """
 
 import json
@@ -135,7 +135,7 @@ def seeds_are_shopped(rng, files):
 
 
 def runs_are_picked(rng, files):
-    """More runs were decided than handed in, and those behind were started before others."""
+    """More runs were decided than submitted, and later ones were started before others."""
     at = rng.randrange(len(results_of(files)))
 
     def decide_more(seal):
@@ -187,7 +187,7 @@ def another_machine_is_sealed(rng, files):
 
 
 def an_outcome_is_reworded(rng, files):
-    """The list says of a run that reached its target that it missed it."""
+    """The list says that a run missed its target, which it reached."""
     return edit_list(edit_line(rng.randrange(1, len(files[RUNS]), 2), outcome="missed"))(files)
 
 

@@ -30,13 +30,13 @@ def work(golden, tmp_path, monkeypatch):
 
 @pytest.fixture
 def unjudged(monkeypatch):
-    """Leave out the official checkers, which take seconds, where a test is about something else."""
+    """Leave out the official checkers, which take seconds, in tests of other things."""
     monkeypatch.setattr(official, "judge_tree", lambda folder: [])
 
 
 @pytest.fixture(scope="module")
 def full(golden, tmp_path_factory):
-    """A package of both benchmarks, written by the real thing."""
+    """A package of both benchmarks, written by `ttt export --to submission`."""
     root = prepare(golden, tmp_path_factory.mktemp("full"), "resnet", "bert")
     done = package(root / "results", "--out", root / "package")
     assert (done.returncode, done.stderr) == (0, ""), done

@@ -58,7 +58,7 @@ def names(folder):
 
 
 def mini_sets():
-    """Return the committed sets of five runs, and none of whoever runs the tests."""
+    """Return the committed sets of five runs, and none that a developer's own runs have left."""
     return [ROOT / f"results/reference-2cpu-mini-{name}/resnet" for name in ("baseline", "optimized")]
 
 

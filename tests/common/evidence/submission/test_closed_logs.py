@@ -1,4 +1,4 @@
-"""Closed runs of size full: what their logs state, and MLCommons' checkers on it."""
+"""Closed runs of size full: their logs state the rules' values, and MLCommons' checkers accept them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Secrets, addresses and names of machines are found in a log, and nothing else is."""
+"""Secrets, addresses and names of machines in a log are found, and harmless text is not."""
 
 import base64
 import json

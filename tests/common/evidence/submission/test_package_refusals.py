@@ -1,4 +1,4 @@
-"""`ttt export --to submission`: refusals in one line, and nothing written by halves."""
+"""`ttt export --to submission`: refusals in one line, and no partly written package."""
 
 import json
 import os

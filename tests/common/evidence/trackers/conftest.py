@@ -1,4 +1,4 @@
-"""Logs to export, and what makes an export quick and quiet."""
+"""Logs to export, and fixtures that make an export quick and quiet."""
 
 import shutil
 

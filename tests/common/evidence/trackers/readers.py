@@ -1,4 +1,4 @@
-"""What each tracker's own reader says of an export: samples, seconds since the start, value."""
+"""Read exports with each tracker's own reader: samples, seconds since the start, value."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""An export read back with the tracker's own reader: every value once, and what the run was."""
+"""An export read back with the tracker's own reader: every value once, and the facts of the run."""
 
 import platform
 import re

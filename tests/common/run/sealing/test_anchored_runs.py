@@ -27,7 +27,7 @@ NUM_FORGERIES = 10
 
 
 def slower_clock(lines, factor):
-    """Return a log whose clocks tell `factor` times the time that passed, with rates and hashes to match."""
+    """Return a log whose clocks show `factor` times the time that passed, with rates and hashes to match."""
     return rechain(faster(lasts(scaled(lines, factor), lambda ms: round(ms * factor)), factor))
 
 
@@ -56,7 +56,7 @@ def test_a_run_is_stamped_and_whoever_makes_its_chain_again_is_found(prepared_da
 
 
 def write_at_pace(lines, path, factor):
-    """Write a log as a run would whose clock tells `factor` times the time that passes."""
+    """Write a log at the pace of a run whose clock shows `factor` times the time that passes."""
     (first,) = (record_of(line)["time_ms"] for line in lines if '"key": "run_start"' in line)
     offset_ms, started = round(time.time() * 1000) + 1000 - first, time.monotonic() + 1
     written = slower_clock(retime(lines, lambda ms: ms + offset_ms), factor)

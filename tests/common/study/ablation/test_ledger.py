@@ -1,4 +1,4 @@
-"""The ledger of an ablation on measurements made up so that every effect is known."""
+"""The ledger of an ablation on invented measurements, whose effects are known."""
 
 import math
 from dataclasses import replace
