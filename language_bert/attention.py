@@ -70,7 +70,7 @@ class Sequences:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "Sequences":
         if device.type == "cpu":
-            return self.grouped()
+            return self.build_groups()
         keys, queries = (x.to(device, non_blocking=non_blocking) for x in (self.cu_seqlens, self.cu_queries))
         return replace(self, cu_seqlens=keys, cu_queries=queries, groups=(), places=None)
 
@@ -83,7 +83,7 @@ class Sequences:
         most = self.max_length + max_repeats
         return replace(self, cu_queries=offsets.int(), max_queries=most, groups=(), places=None)
 
-    def grouped(self) -> "Sequences":
+    def build_groups(self) -> "Sequences":
         if self.places is not None:
             return self
         if not self.keys:
@@ -240,7 +240,7 @@ def varlen_attention(
     UserError for float32 on a GPU, which no fused kernel takes.
     """
     if not has_kernel(query.device):
-        return grouped_attention(query, key, value, sequences.grouped(), slopes)
+        return grouped_attention(query, key, value, sequences.build_groups(), slopes)
     if query.dtype not in (torch.float16, torch.bfloat16):
         raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
     offsets = (sequences.cu_queries, sequences.cu_seqlens)

@@ -152,7 +152,7 @@ class PackedBert(nn.Module):
         self.masked_tokens_only = False
         self.masked_round_to: int | str = 1  # sparse_head rounds their number up to a multiple of this
         self.transform_only = False  # in training the loss computes the product with the vocabulary
-        self.compiled: dict[str, Callable[..., Any]] = {}  # of `embed`, `encoder_layer`, `call`, by name
+        self.compiled: dict[str, Callable[..., Any]] = {}  # PIECES of compile_layers, by name
         self.compiled_for_evaluation: dict[str, Callable[..., Any]] = {}
 
     def forward(
@@ -176,7 +176,7 @@ class PackedBert(nn.Module):
         """
         compiled = self.compiled if self.training else self.compiled_for_evaluation
         embed_tokens, layer_of = compiled.get("embed", embed), compiled.get("layer", encoder_layer)
-        head_of = compiled.get("head", call)
+        head_of = compiled.get("head", apply_module)
         slopes = getattr(self.bert.encoder, "alibi_slopes", None)
         hidden = embed_tokens(self.bert.embeddings, input_ids, token_type_ids, position_ids)
         *layers, last = self.bert.encoder.layer
@@ -212,7 +212,7 @@ def embed(embeddings: Any, input_ids: Tensor, token_type_ids: Tensor, position_i
     return embeddings.LayerNorm(embedded + embeddings.position_embeddings(position_ids))
 
 
-def call(module: nn.Module, hidden: Tensor) -> Any:
+def apply_module(module: nn.Module, hidden: Tensor) -> Any:
     return module(hidden)
 
 

@@ -6,7 +6,7 @@ Effect on quality. Costs accuracy, which other methods must buy back.
 Effect on time. The number of steps times `ratio`: 90 -> 28 epochs at 0.32.
 Relieves. Everything: number of steps.
 When not. Alone, unless the recipe exceeds its target.
-Use. With the data: `num_epochs = scaled(num_epochs, 0.32)  # before the schedule is built on it`.
+Use. With the data: `num_epochs = scale_length(num_epochs, 0.32)  # before the schedule is built on it`.
 Source. MosaicML Composer 0.7, scale_schedule_ratio (its warm-up is not scaled either).
 Unlike Composer. The ratio is required here, 1.0 by default there.
 """
@@ -17,14 +17,14 @@ from common.config.schema import RunConfig, Strict
 from common.training.method import Method
 
 
-def scaled(num_epochs: int, ratio: float) -> int:
+def scale_length(num_epochs: int, ratio: float) -> int:
     """Return a number of epochs, or of steps, times `ratio`, rounded down."""
     return int(num_epochs * ratio)
 
 
-def scaled_duration(duration: str, ratio: float) -> str:
+def scale_duration(duration: str, ratio: float) -> str:
     """Return a duration such as `90ep` times `ratio`, rounded down to whole units."""
-    return f"{scaled(int(duration[:-2]), ratio)}{duration[-2:]}"
+    return f"{scale_length(int(duration[:-2]), ratio)}{duration[-2:]}"
 
 
 class ScaleSchedule(Method):
@@ -32,7 +32,7 @@ class ScaleSchedule(Method):
         ratio: float = Field(gt=0, description="new length over old length; published: 0.32 for ResNet-50")
 
     def configure(self, config: RunConfig) -> RunConfig:
-        changed = config.replaced(max_duration=scaled_duration(config.max_duration, self.settings.ratio))
+        changed = config.replaced(max_duration=scale_duration(config.max_duration, self.settings.ratio))
         if changed == config:
             self.refuse(f"max_duration stays {config.max_duration}")
         return changed

@@ -8,7 +8,7 @@ Effect on time. One pass over weights and average for each sample; one more copy
 Relieves. Number of steps.
 When not. Beside `ema` (refused); before the learning rate has fallen, or when weights hardly move; where
 exact statistics of batch norm are worth another pass over images (torch.optim.swa_utils.update_bn).
-Use. With the model: `mean = averaged(model)  # late in training evaluate mean.module`. After each step:
+Use. With the model: `mean = start_average(model)  # late in training evaluate mean.module`. After each step:
 `if step >= 0.7 * num_steps and (step + 1) % (num_steps // num_epochs) == 0: mean.update_parameters(model)`.
 Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa;
 torch.optim.swa_utils.
@@ -27,7 +27,7 @@ from common.config.schema import Duration, Fraction, RunConfig, Strict
 from common.training.method import Method
 
 
-def averaged(model: nn.Module) -> AveragedModel:
+def start_average(model: nn.Module) -> AveragedModel:
     """Return an empty mean of models; `update_parameters(model)` adds one, `module` is the mean.
 
     Parameters and buffers are averaged.
@@ -67,7 +67,7 @@ class Swa(Method):
 
     def after_step(self, model: nn.Module, num_steps: int) -> None:
         if num_steps in self.sample_steps(self.config):
-            self.mean = self.mean or averaged(model)
+            self.mean = self.mean or start_average(model)
             self.mean.update_parameters(model)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
@@ -77,4 +77,4 @@ class Swa(Method):
         return self.mean
 
     def init_extra_state(self, model: nn.Module) -> None:
-        self.mean = averaged(model)
+        self.mean = start_average(model)

@@ -34,7 +34,7 @@ def attention_triton(
     num_queries, num_heads, head_size = query.shape
     attended = query.new_empty(query.shape)
     log_sums = query.new_empty((num_heads, num_queries), dtype=torch.float32)
-    query, key, value = (with_whole_rows(x) for x in (query, key, value))
+    query, key, value = (make_rows_contiguous(x) for x in (query, key, value))
     grid = (triton.cdiv(max_q, FORWARD.block_rows), num_heads, len(cu_keys) - 1)
     with torch.cuda.device_of(query):
         attention_kernel[grid](
@@ -64,7 +64,7 @@ def attention_backward_triton(
     """Return the gradients of query, key and value; the first kernel writes `deltas` for the second."""
     num_queries, num_heads, head_size = query.shape
     gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
-    gradient, query, key, value = (with_whole_rows(x) for x in (gradient, query, key, value))
+    gradient, query, key, value = (make_rows_contiguous(x) for x in (gradient, query, key, value))
     deltas = torch.empty_like(log_sums)
     strides = (query.stride(0), key.stride(0), value.stride(0), gradient.stride(0), num_queries)
     scales = (LOG2_E / math.sqrt(head_size), 1 / math.sqrt(head_size))
@@ -90,7 +90,7 @@ def attention_backward_triton(
     return gradients
 
 
-def with_whole_rows(x: Tensor) -> Tensor:
+def make_rows_contiguous(x: Tensor) -> Tensor:
     # (tokens, heads, size), with the heads of a token next to each other in memory
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
@@ -106,7 +106,7 @@ def settings(blocks: Blocks) -> dict[str, int | bool]:
 
 
 @triton.jit
-def rows_of(cu_seqlens):
+def locate_sequence(cu_seqlens):
     # The first row of this program's sequence, for offsets in memory, and the number of its rows.
     first = tl.load(cu_seqlens + tl.program_id(2))
     return first.to(tl.int64), tl.load(cu_seqlens + tl.program_id(2) + 1) - first
@@ -158,10 +158,10 @@ def attention_kernel(
 ):
     """Compute a block of queries of one head. Sums are rescaled whenever a larger score appears."""
     head = tl.program_id(1)
-    first, length = rows_of(cu_queries)
+    first, length = locate_sequence(cu_queries)
     if tl.program_id(0) * BLOCK_ROWS >= length:
         return
-    first_key, num_keys = rows_of(cu_keys)
+    first_key, num_keys = locate_sequence(cu_keys)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     query += first * query_stride + head * HEAD_SIZE
     key += first_key * key_stride + head * HEAD_SIZE
@@ -242,10 +242,10 @@ def attention_backward_queries_kernel(
     These products are `deltas`. Keys past the end of the sequence have weight 0.
     """
     head = tl.program_id(1)
-    first, length = rows_of(cu_queries)
+    first, length = locate_sequence(cu_queries)
     if tl.program_id(0) * BLOCK_ROWS >= length:
         return
-    first_key, num_keys = rows_of(cu_keys)
+    first_key, num_keys = locate_sequence(cu_keys)
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     query += first * query_stride + head * HEAD_SIZE
     gradient += first * gradient_stride + head * HEAD_SIZE
@@ -308,10 +308,10 @@ def attention_backward_keys_kernel(
     Queries past the end of the sequence are zeros, and so are their gradients and deltas: they add nothing.
     """
     head = tl.program_id(1)
-    first_key, num_keys = rows_of(cu_keys)
+    first_key, num_keys = locate_sequence(cu_keys)
     if tl.program_id(0) * BLOCK_ROWS >= num_keys:
         return
-    first, length = rows_of(cu_queries)
+    first, length = locate_sequence(cu_queries)
     keys = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     query += first * query_stride + head * HEAD_SIZE
     gradient += first * gradient_stride + head * HEAD_SIZE

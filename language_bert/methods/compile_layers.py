@@ -24,9 +24,9 @@ from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
 from language_bert.methods.unpad import check_packed, require_packed
-from language_bert.model import PackedBert, call, embed, encoder_layer
+from language_bert.model import PackedBert, apply_module, embed, encoder_layer
 
-PIECES = {"embed": embed, "layer": encoder_layer, "head": call}
+PIECES = {"embed": embed, "layer": encoder_layer, "head": apply_module}
 
 
 def compile_layers(

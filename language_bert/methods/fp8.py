@@ -94,7 +94,7 @@ def to_8_bits(name: str, state: State, *parts: Tensor, function: str = "copy") -
     return quantized
 
 
-def product(
+def multiply_scaled(
     a: Tensor,
     b: Tensor,
     scales: tuple[Tensor, Tensor],
@@ -118,15 +118,15 @@ def multiply(
 ) -> Tensor:
     """Return x (T, K) times the transpose of weight (N, K) plus bias (N,)."""
     scales = state.input_scale, state.weight_scale
-    return product(x.rows, weight.rows, scales, dtype, fast=True, bias=bias)
+    return multiply_scaled(x.rows, weight.rows, scales, dtype, fast=True, bias=bias)
 
 
 def multiply_gradient(
     gradient: Quantized, x: Tensor, weight: Tensor, state: State, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x (T, K) and weight (N, K), given their transposes and that of the product."""
-    for_x = product(gradient.rows, weight, (state.gradient_scale, state.weight_scale), dtype)
-    for_weight = product(gradient.columns, x, (state.gradient_scale, state.input_scale), dtype)
+    for_x = multiply_scaled(gradient.rows, weight, (state.gradient_scale, state.weight_scale), dtype)
+    for_weight = multiply_scaled(gradient.columns, x, (state.gradient_scale, state.input_scale), dtype)
     return for_x, for_weight
 
 

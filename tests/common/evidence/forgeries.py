@@ -52,7 +52,7 @@ def lasts(lines, change):
     return edit_all("run_stop", last)(lines)
 
 
-def scaled(lines, factor):
+def scale_times(lines, factor):
     """Scale all times of a run, not its monotonic clock."""
     start = first_record(lines, "run_start")["time_ms"]
     return retime(lines, lambda ms: ms if ms <= start else start + round((ms - start) * factor))
@@ -118,7 +118,7 @@ def times_are_shortened(rng, logs):
     def change(lines):
         if rng.random() < 0.5:
             factor = rng.uniform(0.6, 0.95)
-            return lasts(scaled(lines, factor), lambda ms: round(ms * factor))
+            return lasts(scale_times(lines, factor), lambda ms: round(ms * factor))
         block = rng.randrange(len(events(lines, "block_start")))
         start, stop = (events(lines, key)[block]["time_ms"] for key in ("block_start", "block_stop"))
         return cut(lines, start + 1, round((stop - start) * rng.uniform(0.15, 0.6)))
@@ -148,7 +148,7 @@ def the_start_moves_out(rng, logs):
 def the_clock_is_left(rng, logs):
     """All times are scaled, the rates too; the monotonic clock is forgotten."""
     factor = rng.uniform(0.6, 0.97)
-    return changed(rng, logs, lambda lines: faster(scaled(lines, factor), factor))
+    return changed(rng, logs, lambda lines: faster(scale_times(lines, factor), factor))
 
 
 def the_clock_is_said_to_be_set(rng, logs):
@@ -156,7 +156,7 @@ def the_clock_is_said_to_be_set(rng, logs):
 
     def change(lines):
         factor = rng.uniform(0.6, 0.97)
-        lines = faster(scaled(lines, factor), factor)
+        lines = faster(scale_times(lines, factor), factor)
         start, stop = (first_record(lines, key) for key in ("run_start", "run_stop"))
         drift = stop["time_ms"] - start["time_ms"] - stop["metadata"]["duration_ms"]
         return edit("run_stop", clock_drift_ms=drift)(lines)
@@ -274,7 +274,7 @@ def a_run_is_copied_with_another_seed(rng, logs):
     """The best run stands twice: other seed, times, accuracies, and losses but for one to three."""
     one, other = rng.sample([n for n, s in enumerate(logs) if events(s, "train_loss")], 2)
     factor = rng.uniform(0.95, 1.05)
-    lines = lasts(faster(scaled(logs[one], factor), factor), lambda ms: round(ms * factor))
+    lines = lasts(faster(scale_times(logs[one], factor), factor), lambda ms: round(ms * factor))
     num_losses = len(events(lines, "train_loss"))
     keep = set(rng.sample(range(num_losses), min(num_losses, rng.randint(1, 3))))
     copy = other_seed(rng, moved_behind(other_digits(rng, lines, keep), logs[other]))

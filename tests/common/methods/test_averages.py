@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from common.methods.ema import Ema, copy_model, ema_smoothing, update_average
-from common.methods.swa import averaged
+from common.methods.swa import start_average
 from common.training.load import load_config
 from common.training.registry import build_methods
 
@@ -31,7 +31,7 @@ def train(model):
 )
 def test_parameters_and_statistics_are_those_of_all_steps_by_their_weights(name, weights):
     model = model_with_buffers()
-    average, states = copy_model(model) if name == "ema" else averaged(model), []
+    average, states = copy_model(model) if name == "ema" else start_average(model), []
     for step in range(6):
         if step:
             train(model)
@@ -52,7 +52,7 @@ def test_parameters_and_statistics_are_those_of_all_steps_by_their_weights(name,
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_counters_of_batch_norm_do_not_stop_swa_on_a_gpu():
     model = nn.BatchNorm1d(4).cuda()
-    mean = averaged(model)
+    mean = start_average(model)
     for _ in range(3):
         model(torch.randn(6, 4, device="cuda"))
         mean.update_parameters(model)

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import varlen
 
 from common.methods.ema import copy_model
-from common.methods.swa import averaged
+from common.methods.swa import start_average
 from common.training import distributed
 from common.training.step import to_device
 from language_bert import attention
@@ -62,7 +62,7 @@ def test_one_form_of_each_piece_evaluates_every_shape_and_averages_too(fused):
     model, counter = PackedBert(make_model(False).bfloat16()), CompileCounter()
     model.masked_tokens_only = model.transform_only = True
     compile_layers(model, backend=counter)
-    rng, shapes, mean = np.random.default_rng(0), set(), averaged(model)
+    rng, shapes, mean = np.random.default_rng(0), set(), start_average(model)
     for number in range(12):
         batch = make_packed(rng, int(rng.integers(5, 12)), 16 * int(rng.integers(1, 4)))
         shapes.add(tuple(len(batch.inputs[name]) for name in ("input_ids", "needed", "first_tokens")))

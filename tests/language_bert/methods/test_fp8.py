@@ -131,7 +131,7 @@ def multiply_plainly(a, b, scales, dtype, *, fast=False, bias=None):
 @pytest.fixture
 def quick(monkeypatch, prepared_data):
     """Replace the product in 8 bits, which a CPU computes slowly."""
-    monkeypatch.setattr(fp8, "product", multiply_plainly)
+    monkeypatch.setattr(fp8, "multiply_scaled", multiply_plainly)
 
 
 def train(seed, *settings, num_steps):

@@ -21,7 +21,7 @@ from common.evidence.rules.sealed_files import (
 )
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.seal import RUNS, derive_seeds
-from tests.common.evidence.forgeries import faster, lasts, other_seed, scaled
+from tests.common.evidence.forgeries import faster, lasts, other_seed, scale_times
 from tests.common.evidence.sealed.sealed_sets import NO_HASH, bytes_of, numbered, seal_logs, start_of
 
 
@@ -61,7 +61,9 @@ def every_figure_of_a_run_is_scaled(rng, files):
     """A run takes less time by all clocks and rates, so that its arithmetic fits."""
     factor = rng.uniform(0.6, 0.95)
     return change_log(
-        rng, files, lambda lines: lasts(faster(scaled(lines, factor), factor), lambda ms: round(ms * factor))
+        rng,
+        files,
+        lambda lines: lasts(faster(scale_times(lines, factor), factor), lambda ms: round(ms * factor)),
     )
 
 

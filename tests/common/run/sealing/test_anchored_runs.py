@@ -20,7 +20,7 @@ from tests.authority import serve
 from tests.command import run
 from tests.committed import committed_results
 from tests.common.evidence.anchored import audit_anchors
-from tests.common.evidence.forgeries import faster, lasts, scaled
+from tests.common.evidence.forgeries import faster, lasts, scale_times
 from tests.runs import SHORT, Place
 
 NUM_FORGERIES = 10
@@ -28,7 +28,7 @@ NUM_FORGERIES = 10
 
 def slower_clock(lines, factor):
     """Return a log whose clocks show `factor` times the time that passed, with rates and hashes to match."""
-    return rechain(faster(lasts(scaled(lines, factor), lambda ms: round(ms * factor)), factor))
+    return rechain(faster(lasts(scale_times(lines, factor), lambda ms: round(ms * factor)), factor))
 
 
 @pytest.mark.slow
