@@ -1,7 +1,7 @@
 """The rules of MLPerf's closed division for ResNet-50, as of its last round, v4.0.
 
 Source: training_rules.adoc, rows `resnet` of the table of deprecated hyperparameters, its sections about
-CLOSED, and the reference (batch 256 of images, 224 pixels, crops of 5 % of the area and more).
+CLOSED, and the reference (evaluation on 224 of 256 pixels, crops of 5 % of the area and more).
 """
 
 import math

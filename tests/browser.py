@@ -49,7 +49,7 @@ class Browser:
         os.close(self.into)
 
     def __call__(self, method, **parameters):
-        """Send one command and return its result; what happens meanwhile is kept."""
+        """Send one command and return its result; events that arrive meanwhile are kept."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:

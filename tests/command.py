@@ -1,4 +1,4 @@
-"""`ttt` as a person types it: in a process of its own, or in this one, 4 s sooner."""
+"""Run `ttt` as a person types it: in a process of its own, or in this one, which takes 4 s less."""
 
 import contextlib
 import io

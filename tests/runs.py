@@ -111,14 +111,14 @@ class Place:
     def until_logged(self, text, index=0, times=1):
         """Wait until a text stands so often in the log of a result; returns the log's path."""
 
-        def found():
+        def find_log():
             is_over = self.is_over.is_set()
             paths = [path for path in self.results() if path.stem == f"result_{index}"]
             is_there = paths and paths[0].read_text().count(text) >= times
             assert is_there or not is_over, "the command ended before the fault"
             return is_there and paths[0]
 
-        return until(found)
+        return until(find_log)
 
     def check_nothing_left(self):
         """Assert that no process, temporary file or lock has stayed, and that each log is a whole chain."""

@@ -1,4 +1,4 @@
-"""Commands describe themselves and mistakes truly, in one line, with what to type."""
+"""Commands describe themselves correctly, and answer a mistake in one line with a command to type."""
 
 import json
 import os

@@ -230,8 +230,8 @@ def end_worker(number: int, frame: FrameType | None) -> None:
 
 
 @cache
-def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of the channels; cached, because each copy to a GPU waits."""
+def copy_normalization(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copy scale and shift of the channels to a device; cached, because each copy to a GPU waits."""
     return torch.tensor(SCALE, device=device), torch.tensor(SHIFT, device=device)
 
 
@@ -240,5 +240,5 @@ def normalize(pixels: Tensor) -> Tensor:
 
     Channels are normalized by ImageNet's statistics, on the device of the pixels.
     """
-    scale, shift = normalization(pixels.device)
+    scale, shift = copy_normalization(pixels.device)
     return pixels.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)

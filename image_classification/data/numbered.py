@@ -154,7 +154,7 @@ def check_label(label: int | None, num_classes: int, where: str) -> int:
     return label
 
 
-def with_synsets(images: Sequence[Numbered], classes: Sequence[str]) -> list[Record]:
+def attach_synsets(images: Sequence[Numbered], classes: Sequence[str]) -> list[Record]:
     """Return the records of images with the names of their classes.
 
     Raises UserError for a number that no class has, and for an image whose name says another synset.

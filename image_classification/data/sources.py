@@ -24,11 +24,11 @@ from image_classification.data.label_files import open_tar, read_classes, valida
 from image_classification.data.numbered import (
     Numbered,
     arrow_images,
+    attach_synsets,
     check_label,
     find_columns,
     name_classes,
     webdataset_images,
-    with_synsets,
 )
 
 TARS = {"train": "ILSVRC2012_img_train.tar", "validation": "ILSVRC2012_img_val.tar"}
@@ -76,7 +76,7 @@ def list_source(directory: Path, work: Path, *, expected: dict[str, int], num_cl
             images, class_names = list_numbered(paths, forms[part], work / "unpacked" / part)
             listed = read_classes(directory, num_classes)
             classes = listed or classes or name_classes(images, class_names, num_classes)
-            records = with_synsets(images, classes)
+            records = attach_synsets(images, classes)
         synsets = {record.synset for record in records}
         missing = min(set(classes) - synsets, default="")
         check_count(len(synsets), num_classes, "classes", where, f"; there is no {missing}" * bool(missing))

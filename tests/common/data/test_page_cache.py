@@ -1,4 +1,4 @@
-"""Dropping the page cache: what stays in memory is said."""
+"""Dropping the page cache: pages that stay in memory are reported."""
 
 import mmap
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Preparations of one data set at the same time, by real processes; manifests that are none."""
+"""Preparations of one data set at the same time, by real processes; files that are no manifests."""
 
 import errno
 import fcntl

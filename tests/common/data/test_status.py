@@ -36,7 +36,7 @@ def verify(folder, *settings):
 
 
 def state(code=0):
-    """Return what `ttt data status` says of BERT at size mini."""
+    """Return the answer of `ttt data status` for BERT at size mini."""
     done = ttt_here("data", "status", "bert", "--json")
     assert done.returncode == code, done.stderr
     entries = json.loads(done.stdout)["data"]

@@ -1,4 +1,4 @@
-"""A run says what disturbed it, and the audit finds a pace that jumps."""
+"""A log names the disturbances of its run, and the audit finds a pace that jumps."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Damaged logs and descriptions raise nothing. `FUZZ_INPUTS=100000 tests/run.sh -k fuzz` for a long look."""
+"""Damaged logs and descriptions raise nothing. `FUZZ_INPUTS=100000 tests/run.sh -k fuzz` for a long test."""
 
 import json
 import os

@@ -97,7 +97,7 @@ def test_memory_of_a_worker_and_its_reader_is_flat_over_2000_batches():
 
 
 def held():
-    """Return what this process holds: files, sockets, threads; and shared memory that no process maps."""
+    """Return files, sockets and threads of this process, and shared memory that no process maps."""
     process = psutil.Process()
     shared, mapped = {str(path) for path in Path("/dev/shm").glob("*")}, []
     for maps in Path("/proc").glob("[0-9]*/maps"):

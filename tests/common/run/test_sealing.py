@@ -88,7 +88,7 @@ def test_a_continued_set_takes_the_sealed_seeds_that_no_run_has_had(tmp_path):
 
 
 def other_seeds(folder):
-    """Return what the audit says of seeds that were not decided for their runs (C911)."""
+    """Return the audit's findings on seeds that were not decided for their runs (C911)."""
     return list(find_other_seeds(Sealing(RunSet(folder="", logs=()), read_sealed(folder))))
 
 
@@ -109,7 +109,7 @@ def test_a_seed_that_a_run_has_had_is_refused_and_skipped_by_a_continued_set(tmp
 
 
 def start_untimed(run_set, records=""):
-    """Leave what a launcher leaves that is killed as its run begins."""
+    """Leave the files of a launcher that is killed as its run begins."""
     path = launch.reserve(run_set.directory, None, launch.compose_head(run_set, ["run"]))
     seal.start_run(run_set, 0, path)
     path.write_text(path.read_text() + records)

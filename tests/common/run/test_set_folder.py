@@ -33,7 +33,7 @@ def planned(results, *settings, num_ranks=1, configuration="optimized"):
 
 
 def leave_result(run_set, *changes):
-    """Write what a run of a set leaves: the real head, and records of a committed log; return the file."""
+    """Write the result of a run of a set: the real head, records of a committed log; return the file."""
     source = ROOT / "results/reference-2cpu-mini-optimized/bert/result_0.txt"
     records = "".join(line for line in source.read_text().splitlines(True) if line.startswith(":::MLLOG"))
     threads = f'"num_threads", "value": {set_folder.num_threads(run_set.num_ranks)}'

@@ -41,7 +41,7 @@ KEPT = {"language_bert": range(checkpointed.NUM_STEPS), "image_classification": 
 
 @pytest.fixture(scope="module", params=KEPT)
 def whole(request, tmp_path_factory):
-    """A training that was not interrupted: its benchmark, what it ended with, checkpoints of some steps."""
+    """A training that was not interrupted: its benchmark, its outcome, checkpoints of some steps."""
     folder = tmp_path_factory.mktemp("whole")
     run = checkpointed.start(request.param, folder)
     before = {name: value.clone() for name, value in checkpoint.capture(run)[0].items()}
@@ -106,7 +106,7 @@ LOG = "".join(
 
 
 def facts(**changes):
-    """What stands in a checkpoint of the run set that `run_set` returns."""
+    """The facts in a checkpoint of the run set that `run_set` returns."""
     planned = run_set()
     known = {
         "system": planned.system,

@@ -47,7 +47,7 @@ def start(folder, method="", **named):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """What a training without any of them ends with."""
+    """The outcome of a training without any of them."""
     return checkpointed.train(start(tmp_path_factory.mktemp("plain")))[0]
 
 

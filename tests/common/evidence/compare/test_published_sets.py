@@ -159,7 +159,7 @@ def test_devices_are_named_by_number_kind_and_memory(golden, model, fields, text
 
 @pytest.fixture(scope="module", params=FILES)
 def facts(request):
-    """One reported.yaml as it stands there."""
+    """One reported.yaml as it is in the repository."""
     return read_facts(FILES[request.param])
 
 

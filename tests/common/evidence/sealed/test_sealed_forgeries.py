@@ -50,7 +50,7 @@ def broken_rules(run_set):
     return {f.rule for f in find_broken_rules("C", read_sealing(run_set), run_set.lead)}
 
 
-def found_in(kind, folder):
+def find_broken_seals(kind, folder):
     """Forge sealed sets; yields the rules of seals that each of them breaks."""
     rng = random.Random(kind.__name__)
     for number in range(NUM_FORGERIES):
@@ -120,9 +120,9 @@ def test_a_resumed_run_breaks_no_rule_of_seals_unless_it_has_another_seed(tmp_pa
 @pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
 def test_ten_forgeries_of_a_sealed_set_are_found(kind, tmp_path):
     rules = sealed_forgeries.KINDS[kind]
-    assert [broken for broken in found_in(kind, tmp_path) if not broken & rules] == []
+    assert [broken for broken in find_broken_seals(kind, tmp_path) if not broken & rules] == []
 
 
 @pytest.mark.parametrize("kind", sealed_forgeries.UNFOUND, ids=lambda kind: kind.__name__)
 def test_whoever_computes_all_hashes_anew_leaves_no_trace_in_a_seal(kind, tmp_path):
-    assert set().union(*found_in(kind, tmp_path)) == set()
+    assert set().union(*find_broken_seals(kind, tmp_path)) == set()

@@ -50,7 +50,7 @@ class Trained:
 
 
 class Bench:
-    """Builds it from a state; `first` are other arguments for the first one."""
+    """Builds `Trained` models from states; `first` are other arguments for the first model."""
 
     def __init__(self, raises=None, **first):
         self.raises, self.first, self.num_built = raises or {}, first, 0
@@ -77,7 +77,7 @@ FASTER = changed("faster", values={"repeats": 5})
 
 
 def search(*changes, seconds=60, bench=None):
-    """Search; returns also what came of each change by its name."""
+    """Search; returns also the outcome of each change by its name."""
     reported = []
     done = Search(bench or Bench(), seconds=seconds, report=reported.append).run(changes)
     assert reported == done.tried
