@@ -28,9 +28,8 @@ def validate(
         path = (*prefix, *inner)
         origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
         key = ".".join(path)
-        where = (
-            f"{origin}: {key}" if origin and fault["type"] != "missing" else key
-        )  # a missing key has no line
+        is_somewhere = origin and fault["type"] != "missing"  # a missing key has no line
+        where = f"{origin}: {key}" if is_somewhere else key
         if fault["type"] == "extra_forbidden":
             raise UserError("unknown key", where=where, hint=nearest_key(model, inner)) from None
         value = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
-Request = Callable[
-    [np.ndarray], Callable[[], Decoded]
-]  # begins to decode samples (n,); call its result to wait
+# Begins to decode samples (n,); its result waits for them.
+Request = Callable[[np.ndarray], Callable[[], Decoded]]
 Item = TypeVar("Item")
 Built = TypeVar("Built")
 
