@@ -24,13 +24,13 @@ from pathlib import Path
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.audit import Finding, audit_paths
-from common.evidence.paths import find_others, is_archive, shown_as
+from common.evidence.paths import find_others, is_archive, label_by_archive
 from common.evidence.records import printable
 from common.evidence.rules import RULES
 from common.evidence.rules.rounds import ROUNDS
 from common.evidence.sealed.replies import load_roots
 from common.evidence.submission import official
-from common.evidence.submission.archive import unpacked
+from common.evidence.submission.archive import unpack_archive
 
 RULE_FACTS = ("id", "severity", "message", "section")
 OURS = "; ".join(f"{name} {', '.join(rulesets)}" for name, rulesets in official.RULESETS.items())
@@ -58,8 +58,8 @@ def main(args: argparse.Namespace) -> int:
         paths, refused = [], []
         for path in args.paths:
             if is_archive(path):
-                folder, reasons = stack.enter_context(unpacked(path))
-                stack.enter_context(shown_as(folder, path))
+                folder, reasons = stack.enter_context(unpack_archive(path))
+                stack.enter_context(label_by_archive(folder, path))
                 refused += [archive_finding(path, reason) for reason in reasons]
                 path = folder
             paths.append(path)

@@ -1,4 +1,4 @@
-"""Run the rules over logs, run sets and pairs of sets; their findings, and verdicts of official checkers."""
+"""Audit logs and run sets by the rules; the findings, and the verdicts of MLCommons' checkers, as data."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,8 +8,8 @@ from common.evidence.log import Log, RunSet, read_all, read_brief, read_log
 from common.evidence.paths import STUDY, find_logs, find_sets, label
 from common.evidence.records import counted, printable
 from common.evidence.rules import RULES, Found, Rule
-from common.evidence.rules.copies import Beside
-from common.evidence.rules.rounds import Chosen
+from common.evidence.rules.copies import SetAndStudies
+from common.evidence.rules.rounds import ChosenRound
 from common.evidence.rules.sets import is_of_study
 from common.evidence.rules.systems import describe_set
 from common.evidence.sealed.anchors import read_anchored
@@ -17,7 +17,7 @@ from common.evidence.sealed.runs import read_sealing
 
 SPELLED_OUT = {"RCP": "reference convergence points (RCP)"}
 MAX_FOUND = 10  # findings of one rule in one log
-OF_FILES = ("S406", "S418", "S420")  # the rules that count the results of a set, also one that cannot be read
+OF_FILES = ("S406", "S418", "S420")  # rules that count the results of a set, unreadable ones included
 OF_LOGS = tuple(rule.id for rule in RULES if rule.id[0] == "S" and rule.id not in OF_FILES)
 
 
@@ -47,7 +47,7 @@ class Verdict:
     detail: str = ""
     checker: str = "compliance"  # or system description, package, seeds, repository
     is_applied: bool = True  # False: it refuses nothing
-    why: str = ""  # it is not applied
+    why: str = ""  # the reason if it is not applied
 
     @property
     def refuses(self) -> bool:
@@ -58,23 +58,20 @@ class Verdict:
         text += f": {self.detail}" if self.detail else ""
         return text + (f"; does not count: {self.why}" if self.why else "")
 
-    def excused(self, why: str) -> "Verdict":
+    def excuse(self, why: str) -> "Verdict":
         """Return the verdict as one that refuses nothing."""
         return replace(self, is_applied=False, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """A run set, the findings of the rules and the verdicts of the official checkers that were asked.
-
-    `anchors` says how much of it is stamped by another clock, where it is.
-    """
+    """A run set, the findings of the rules and the verdicts of the official checkers that were run."""
 
     run_set: RunSet
     findings: tuple[Finding, ...]
     verdicts: tuple[Verdict, ...] = ()
     seal: str = ""  # in words; '' for a set without one
-    anchors: str = ""
+    anchors: str = ""  # how much is stamped by an authority, in words
 
     @property
     def num_errors(self) -> int:
@@ -86,7 +83,7 @@ class Audited:
         return not self.num_errors and not any(verdict.refuses for verdict in self.verdicts)
 
     def lines(self, *, shows_all: bool = False) -> Iterator[str]:
-        """Yield a line for each broken rule (or for each finding), each refusal, and a summary."""
+        """Yield a line for each broken rule (`shows_all`: each finding) and failed verdict, and a summary."""
         yield from map(str, self.findings) if shows_all else first_of_rules(self.findings)
         yield from (str(v) for v in self.verdicts if v.refuses or v.verdict == "FAILED")
         kind = " (mini: a proxy)" if self.run_set.is_proxy else ""
@@ -136,9 +133,9 @@ def audit_paths(
 ) -> list[Audited]:
     """Audit every log below `paths`, the sets they form, and the sets against each other.
 
-    Many logs are read by one process for each processor; what comes back holds only the records that scores
-    and sets need. `report` is told each file that was read, and of how many. `ruleset` is the round that a
-    person chose, `roots` are certificates of time-stamp authorities; `systems` and errors as in `log.load`.
+    Many logs are read by one process per processor; the returned logs hold only the records that scores and
+    sets need. `report` gets each file that was read and the number of files. `ruleset` is the round that the
+    user chose, `roots` are certificates of time-stamp authorities; `systems` and errors as in `log.load`.
     """
     folders = find_sets(paths)
     files = [file for group in folders.values() for file in group]
@@ -156,7 +153,7 @@ def audit_paths(
         places = {log.path for log in run_set.logs}
         findings = [finding for file in group for finding in logs[file][1]] + audit_set(run_set)
         findings += [finding for finding in between if finding.path in places]
-        findings += find_broken_rules("R", Chosen(run_set, ruleset), run_set.lead) if ruleset else []
+        findings += find_broken_rules("R", ChosenRound(run_set, ruleset), run_set.lead) if ruleset else []
         is_broken = any(f.rule.startswith("C") and f.severity == "error" for f in findings)
         seal = read_sealing(run_set).describe(is_broken=is_broken)
         anchored = read_anchored(run_set, roots)
@@ -167,12 +164,12 @@ def audit_paths(
 
 
 def audit(run_set: RunSet) -> list[Finding]:
-    """Return what the rules find in one run set: file by file, then about the set."""
+    """Return the findings in one run set: those in each log, then those about the set."""
     return [finding for log in run_set.logs for finding in audit_log(log)] + audit_set(run_set)
 
 
 def audit_log(log: Log) -> list[Finding]:
-    """Audit one log, by line. Without a record only the parsing rules speak."""
+    """Audit one log; findings are sorted by line. Only the parsing rules apply to a log without a record."""
     findings = find_broken_rules("PKTQ" if log.is_readable else "P", log, log)
     return sorted(findings, key=lambda finding: (finding.line, finding.rule))
 
@@ -190,13 +187,13 @@ def audit_set(run_set: RunSet) -> list[Finding]:
 
 
 def audit_sets(run_sets: Sequence[RunSet]) -> list[Finding]:
-    """Return what the rules find between run sets."""
+    """Audit the run sets by the rules that compare them."""
     readable = [run_set for run_set in run_sets if run_set.readable]
     return find_broken_rules("X", readable, readable[0].lead) if len(readable) > 1 else []
 
 
 def audit_left_out(run_sets: Sequence[RunSet]) -> list[Finding]:
-    """Audit the studies in the results folders of the sets: a study is no place for a missed run of a set."""
+    """Find runs that missed the target and were moved out of their set into a study beside it."""
     studied: dict[Path, list[Log]] = {}
     findings = []
     for run_set in run_sets:
@@ -206,12 +203,12 @@ def audit_left_out(run_sets: Sequence[RunSet]) -> list[Finding]:
             if folder not in studied:
                 files = list(find_logs(folder)) if folder.is_dir() else []
                 studied[folder] = list(read_all(files, read_brief))
-            findings += find_broken_rules("F", Beside(run_set, studied[folder]), lead)
+            findings += find_broken_rules("F", SetAndStudies(run_set, studied[folder]), lead)
     return findings
 
 
 def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Return the findings of each rule that was broken, an error of a rule apart from its warnings."""
+    """Group findings by rule; the errors of a rule are one group, its warnings another."""
     rules: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         rules.setdefault((finding.rule, finding.severity), []).append(finding)
@@ -219,7 +216,7 @@ def by_rule(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def first_of_rules(findings: Sequence[Finding]) -> list[str]:
-    """Name the first place of each broken rule, and count the others."""
+    """Describe each broken rule in a line: its first finding, and the number of further ones."""
     groups = [(same, len({finding.path for finding in same})) for same in by_rule(findings)]
     return [
         f"{same[0]}; {len(same) - 1} more, in {counted(num_logs, 'log')}" if len(same) > 1 else str(same[0])
@@ -233,7 +230,7 @@ def _read_brief(path: Path) -> tuple[Log, list[Finding]]:
 
 
 def find_broken_rules(families: Sequence[str], subject: object, log: Log) -> list[Finding]:
-    """Return the findings of these families or rules; `log` is their place, unless they name another."""
+    """Apply the rules whose id begins with one of `families`; a finding that names no log is put in `log`."""
     findings = []
     for rule in RULES:
         if rule.id.startswith(tuple(families)):

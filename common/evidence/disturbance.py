@@ -1,6 +1,7 @@
-"""Finds what disturbed a run: other programs, a host that took processors back, slow GPUs.
+"""Find what disturbed a run: other programs, a host that took processors back, slow GPUs.
 
-Its log says so, or its training is slower than its siblings' in a set, in a way that they do not vary.
+The log of the run says so, or it is slower than the other runs of its set, its siblings, by more than these
+differ among themselves.
 """
 
 import math
@@ -15,9 +16,9 @@ from common.evidence.records import Event, counted, finite
 
 SPARE = 0.3  # cores that other programs, or a host, may take
 JUMP = 1.75  # times slower than its siblings in one block
-SLOWER = 1.25  # the least that counts of a whole run, or of one half of it against the other
+SLOWER = 1.25  # the least that counts: a run against its siblings, or its second half against its first
 FEWEST = 5  # runs whose spread says what is usual
-SLOWED = {  # NVML's bits for why a GPU runs below its clock
+SLOWED = {  # NVML's clocks event reasons, a bit each: why a GPU runs below its clock
     0x08: "slowed down by its hardware",
     0x20: "slowed down by its temperature",
     0x40: "too hot",
@@ -26,14 +27,14 @@ SLOWED = {  # NVML's bits for why a GPU runs below its clock
 
 
 class Disturbance(NamedTuple):
-    """The record of a block that says so, and what happened."""
+    """The `machine_load` record of a disturbed block, and the disturbance in words."""
 
     event: Event
     text: str
 
 
 def disturbed_blocks(log: Log) -> list[Disturbance]:
-    """Return the blocks of steps that did not have the machine that they computed on for themselves."""
+    """Return the blocks of steps that shared their processors or GPUs, or whose GPUs were slowed down."""
     return [
         Disturbance(event, ", ".join(texts))
         for event in log.events("machine_load")
@@ -42,10 +43,10 @@ def disturbed_blocks(log: Log) -> list[Disturbance]:
 
 
 def disturbed_cores(event: Event) -> Iterator[str]:
-    """Yield who took processors that a block needed."""
+    """Say who took CPU cores that a block of steps needed."""
     others = finite(event.value) or 0.0
     cores, steal, threads = (event.number(key) or 0.0 for key in ("cores", "steal", "threads"))
-    computing = 0.0 if event.metadata.get("gpus") else threads  # beside a GPU they wait
+    computing = 0.0 if event.metadata.get("gpus") else threads  # beside a GPU the threads wait
     if others > SPARE and others + computing > cores + SPARE:
         beside = counted(round(threads), "thread")
         yield f"other programs used {others:.1f} of {cores:g} cores, beside {beside}"
@@ -54,7 +55,7 @@ def disturbed_cores(event: Event) -> Iterator[str]:
 
 
 def disturbed_gpus(event: Event) -> Iterator[str]:
-    """Yield what was wrong with the GPU of each rank."""
+    """Say what slowed down or shared the GPU of a rank."""
     gpus = event.metadata.get("gpus")
     for rank, gpu in enumerate(gpus if isinstance(gpus, list) else []):
         if not isinstance(gpu, Mapping):
@@ -100,11 +101,12 @@ def rates_of(log: Log) -> dict[float, float]:
 
 
 def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
-    """Return which runs of one recipe jump, drift or are slow against the others; `rates` by place.
+    """Return the indexes of the runs that were slower than the others of one recipe, with the reason.
 
-    A block counts as a jump below 1 / 1.75 of the median of the other runs at the same place. Of 5 or more
-    runs one counts as slow, or as drifting, by 25 % or more that its siblings show to be unusual: Student's t
-    of one further value, Holm's correction for the runs. See `unusual` for which siblings those are.
+    `rates` are those of `rates_of`. A run counts if the rate of a block is below 1 / 1.75 of the median of
+    the other runs at the same sample. Of 5 or more runs one also counts if it, or its second half, is slower
+    by 25 % or more, and by more than is usual among its siblings (`unusual`: Student's t for one further
+    value, Holm's correction for the number of runs).
     """
     slowness = [compare_with_siblings(rates, index) for index in range(len(rates))]
     texts = {}
@@ -122,7 +124,7 @@ def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
 
 
 def compare_with_siblings(rates: Sequence[Mapping[float, float]], index: int) -> dict[float, float]:
-    """Divide the median rate of the others by the run's own, and take the logarithm, by place."""
+    """Compute log(median rate of the other runs / rate of this run) of each block, by sample."""
     blocks = {}
     for place, rate in rates[index].items():
         others = [other[place] for number, other in enumerate(rates) if number != index and place in other]
@@ -137,9 +139,10 @@ def drift(blocks: Sequence[float]) -> float:
 
 
 def unusual(figures: Mapping[int, float]) -> list[int]:
-    """Find the keys of figures that are larger than all others together make likely, and that matter.
+    """Return the keys of the figures (logarithms of ratios) that are outliers, by 25 % or more.
 
-    The others are those near the median of all, if they are enough: else two disturbed runs hide each other.
+    A figure is compared with the others near the median if these are enough: two disturbed runs would hide
+    each other.
     """
     if len(figures) < FEWEST:
         return []

@@ -1,6 +1,7 @@
-"""Confidence intervals of means and ratios, tests of equivalence, and the power of so many runs.
+"""Confidence intervals of means and ratios, tests of difference and equivalence, and their power.
 
-Times, samples and rates vary by a percentage, so ratios are taken on logarithms. Plain numbers in, no logs.
+Times, samples and rates vary by a percentage, so ratios are computed on logarithms. Inputs are numbers, not
+logs of runs.
 """
 
 import math
@@ -21,7 +22,7 @@ Values = Sequence[float] | np.ndarray
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A confidence interval of 95 % and how it was made."""
+    """A confidence interval and the name of its method; 95 % unless that states another."""
 
     low: float
     high: float
@@ -33,7 +34,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean of runs with its interval; None for a single run."""
+    """A mean of runs with its interval (None for a single run)."""
 
     value: float
     interval: Interval | None
@@ -41,9 +42,9 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of differences with its interval of 95 %, the p value of none, and what so many could show.
+    """The mean of paired differences with its 95 % interval; the rest is None for a single difference.
 
-    None of a single difference. `p_value` is two-sided and corrected for the tests beside it.
+    `p_value` tests a mean of 0, two-sided, corrected for the tests beside it. `detectable`: `paired_family`.
     """
 
     value: float
@@ -56,9 +57,8 @@ class Difference:
 class Ratio:
     """Geometric mean of some runs over that of others; the rest is None where a side has fewer than two runs.
 
-    `interval` and `equivalence`, which two one-sided tests at 5 % look at, are Welch's t on logarithms, 95
-    and 90 %. `detectable`: the smallest difference, as a fraction, that so many runs show with 80 %
-    probability.
+    `interval` (95 %) and `equivalence` (90 %, for two one-sided tests at 5 %) are Welch's t on logarithms.
+    `detectable`: the smallest difference, as a fraction, that so many runs show with 80 % probability.
     """
 
     value: float
@@ -75,7 +75,7 @@ class Ratio:
 def mean(values: Values, least: float = 0.0, most: float = math.inf, *, resolution: float = 0.0) -> Estimate:
     """Return the mean of at least one value, on the plain scale, where the parts of a time add up.
 
-    The interval ends at the `least` and the `most` that there can be. `resolution`: see `rounding_squares`.
+    The interval is clipped to the possible values, `least` to `most`. `resolution`: see `rounding_squares`.
     """
     centre, limits = float(np.mean(values)), None
     if len(values) > 1:
@@ -101,17 +101,17 @@ def deviation(values: Values, resolution: float = 0.0) -> float:
 
 
 def rounding_squares(counts: Any, resolution: float) -> Any:
-    """Return what rounding adds to the sum of squares of so many differences: a number, or an array of them.
+    """Return the part of rounding in the sum of squares of `counts` differences (a number or an array).
 
-    `resolution` is the step of the values of a side, if they have one, such as the accuracy on so many
-    images. Each of two roundings adds step^2 / 12, so that equal differences by chance are no proof of a
-    small deviation. For single values, of one rounding, it is twice what there is.
+    `resolution` is the step of the subtracted values, such as 1 / images for an accuracy, else 0. Each of the
+    two roundings adds step^2 / 12, so that differences that are equal by chance do not prove a small
+    deviation. For single values, which are rounded once, the result is twice too large.
     """
     return counts * resolution**2 / 6
 
 
 def rate(amounts: Sequence[float], durations: Sequence[float]) -> Estimate:
-    """Return all amounts over all durations (positive), with the ratio estimator's interval."""
+    """Return the sum of amounts over the sum of (positive) durations, with the ratio estimator's interval."""
     value, limits = math.fsum(amounts) / math.fsum(durations), None
     if len(amounts) > 1:
         residuals = np.subtract(amounts, np.multiply(durations, value))
@@ -194,8 +194,8 @@ def welch_error(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
 def paired_family(families: Iterable[Values], resolution: float = 0.0) -> list[Difference]:
     """Test whether the mean of each group of differences is 0; p values after Holm for all groups.
 
-    The intervals are of one group each. `detectable` is what Holm's strictest step, 5 % over the number of
-    groups, finds with 80 % probability. `resolution`: see `rounding_squares`.
+    The intervals are not corrected. `detectable` is the mean that Holm's strictest step, a test at 5 % /
+    number of groups, finds with 80 % probability. `resolution`: see `rounding_squares`.
     """
     groups = [np.asarray(values, dtype=float) for values in families]
     raw = [paired_p_value(values, resolution) for values in groups]
@@ -222,21 +222,21 @@ def paired_p_value(differences: np.ndarray, resolution: float = 0.0) -> float | 
 
 
 def two_sided_p(value: float, error: float, freedom: float) -> float:
-    """Return the two-sided p of a value by Student's t; 1 for a value of 0 without error, else 0 there."""
+    """Return the two-sided p of a value by Student's t. Without an error: 1 for a value of 0, else 0."""
     if error == 0:
         return 0.0 if value else 1.0
     return float(2 * scipy.special.stdtr(freedom, -abs(value) / error))
 
 
 def outlier_p_value(value: float, others: Values) -> float:
-    """Return the one-sided p of a value as large among others, at least two, of one normal distribution."""
+    """Return the one-sided p of so large a value from the normal distribution of two or more others."""
     error = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / len(others))
     p_value = two_sided_p(value - float(np.mean(others)), error, len(others) - 1)
     return p_value / 2 if value > np.mean(others) else 1 - p_value / 2
 
 
 def sign_p_value(values: Values, null: float = 0.0, *, is_above: bool = False) -> float:
-    """Return the p of a median of `null`, by the signs alone; of one not above it with `is_above`."""
+    """Return the p of the sign test of a median equal to `null`; with `is_above`, of one not above `null`."""
     above, below = (int(np.sum(side)) for side in (np.greater(values, null), np.less(values, null)))
     if not above + below:
         return 1.0
@@ -247,8 +247,8 @@ def sign_p_value(values: Values, null: float = 0.0, *, is_above: bool = False) -
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values corrected for their number (Holm 1979, Scandinavian Journal of Statistics 6, 65-70).
 
-    Of all true hypotheses among them one or more is rejected at 5 % with at most 5 % probability, however
-    they depend on each other.
+    At a level of 5 %, the probability that any true hypothesis is rejected is at most 5 %, however the tests
+    depend on each other.
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, largest = [0.0] * len(p_values), 0.0
@@ -282,8 +282,8 @@ def detectable_shift(freedom: float, alpha: float = ALPHA) -> float:
 def detectable(logs_a: np.ndarray, logs_b: np.ndarray) -> float:
     """Return the smallest relative difference that Welch's interval shows with 80 % probability.
 
-    The noncentral t with the error and the degrees of freedom of these logarithms, two at least on each side,
-    so that what is not shown is always smaller.
+    By the noncentral t with the standard error and the degrees of freedom of these logarithms, two at least
+    on each side, so that a measured difference that is not shown is always smaller.
     """
     error, freedom = welch_error(logs_a, logs_b)
     return _exp(detectable_shift(freedom) * error) - 1

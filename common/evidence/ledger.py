@@ -1,7 +1,7 @@
-"""The ledger of an ablation: the effect of each switch of a configuration, alone and in the whole.
+"""The ledger of an ablation: the effect of each switch of a configuration, alone and beside all others.
 
-`ttt ablate` writes it as <...>.ledger.json beside the logs that it was made from, the report reads it. Ratios
-are of times or rates with a switch over without it, differences with minus without.
+`ttt ablate` writes NAME.ledger.json beside the logs that it was computed from; `ttt report` reads it. A ratio
+is a time or rate with the switch over the one without it; a difference is with minus without.
 """
 
 import math
@@ -31,7 +31,7 @@ class Strict(BaseModel):
 class Trained(Strict):
     """One run: samples at the interpolated crossing of the target, None if missed; the last quality.
 
-    `is_bound`: the first evaluation was past the target, so that it may have been reached with fewer samples.
+    `is_bound`: the first evaluation was past the target, so `samples` is an upper bound.
     """
 
     seed: Text
@@ -49,9 +49,10 @@ class State(Strict):
 
 
 class EffectTest(Strict):
-    """A test of no effect: p after Holm for all switches of a table, and the effect that could be shown.
+    """A test whether a switch has any effect; p after Holm's correction for all switches of a table.
 
-    `detectable` has 80 % power at 5 % over the number of switches: a factor, or a difference of quality.
+    `detectable` is the effect, a fraction or a difference of quality, that is shown with 80 % probability at
+    5 % / number of switches.
     """
 
     p_value: float
@@ -63,7 +64,7 @@ class EffectTest(Strict):
 
 
 class Effect(Strict):
-    """The changes that a switch makes, from a state `before` to `after`; others were turned `together`.
+    """The effect of a switch between two states; the switches `together` had to be turned with it.
 
     `tests` are by the name of a figure; ledgers of earlier versions have none.
     """
@@ -71,7 +72,7 @@ class Effect(Strict):
     before: Text
     after: Text
     together: list[Text]
-    reason: Text  # why
+    reason: Text  # why they were turned together
     before_ms: float
     after_ms: float
     throughput: Estimate
@@ -83,7 +84,7 @@ class Effect(Strict):
 
 
 class Row(Strict):
-    """One switch; `bound` is Amdahl's on throughput."""
+    """One switch; `bound` is Amdahl's bound of its throughput ratio."""
 
     name: Text
     relieves: list[Text]
@@ -93,11 +94,11 @@ class Row(Strict):
 
 
 class Pair(Strict):
-    """Two switches in the factorial: what they save of a sample, one by one and together; milliseconds.
+    """Two switches of the factorial design: milliseconds a sample that they save, one by one and together.
 
-    `lost` is the first minus the second. `aliases` are pairs that the design cannot tell from this one. Where
-    its states were trained: `samples` to the target of both over the product of what each changes, and the
-    `quality` of both minus the sum; `tests` are by the name of a figure.
+    `lost_ms` is the first minus the second. `aliases` are pairs that the design cannot tell from this one.
+    If the states were trained, `samples` is the ratio to target of both over the product of the two single
+    ratios, `quality` the difference of both minus the sum of the single ones. `tests` are by figure.
     """
 
     names: list[Text]
@@ -115,8 +116,8 @@ class Composition(Strict):
 
     of: Text
     measured: Estimate
-    product: Estimate  # of what each gains: right where all act on all of the time
-    added: Estimate | None  # saved times: right where each acts on a part of its own
+    product: Estimate  # of the single ratios: right if all act on the whole time
+    added: Estimate | None  # by the sum of saved times: right if each acts on a part of its own
 
 
 class Ledger(Strict):
@@ -162,15 +163,15 @@ class Ledger(Strict):
                 "relieves": ", ".join(row.relieves) or "no card says",
                 "bound": DASH if row.bound is None else times(row.bound),
             }
-            for row in sorted(self.rows, key=lambda row: worth(row.alone))
+            for row in sorted(self.rows, key=lambda row: savings_key(row.alone))
         ]
 
     @property
     def left_out(self) -> list[dict[str, str]]:
-        """The rows of the second table, in the same order of what they save in the whole."""
+        """The rows of the second table, most minutes saved beside all other switches first."""
         return [
             {"method": row.name} | effect_cells(row.left_out, "out too", self.minutes)
-            for row in sorted(self.rows, key=lambda row: worth(row.left_out))
+            for row in sorted(self.rows, key=lambda row: savings_key(row.left_out))
         ]
 
     @property
@@ -209,7 +210,7 @@ class Ledger(Strict):
         ]
 
 
-def worth(effect: Effect) -> tuple[float, float]:
+def savings_key(effect: Effect) -> tuple[float, float]:
     """Sort key: minutes saved, then time of a sample saved."""
     minutes = effect.minutes_saved.value if effect.minutes_saved else -math.inf
     return -minutes, effect.after_ms / effect.before_ms
@@ -230,7 +231,7 @@ def effect_cells(effect: Effect, together: str, minutes: str) -> dict[str, str]:
 
 
 def unless_shown(tests: Mapping[str, EffectTest], name: str) -> str:
-    """Say beside a figure that its difference from none is not shown; '' where it is."""
+    """Return a remark for a figure whose effect is not significant; '' for any other."""
     test = tests.get(name)
     if test is None or test.is_shown:
         return ""

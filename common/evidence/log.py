@@ -36,9 +36,9 @@ MAX_LINES = 100_000  # published logs: up to 30,944
 MAX_EVALUATIONS = 10_000  # published logs: up to 28; rules and checkers compare each with many
 MAX_PROBLEMS = 100  # of one file
 MAX_OF_A_KEY = 100
-MAX_DRIFT_MS = 1000  # that a wall clock may be set by in a run: NTP steps from 128
-RARELY = 10**6  # containers between two looks of the garbage collector; records have no cycles
-FEW_BYTES = 32 * 2**20  # read in one process; starting others takes longer
+MAX_DRIFT_MS = 1000  # that a wall clock may be set by in a run: NTP steps by 128 or more
+RARELY = 10**6  # allocations between two garbage collections; records have no cycles
+FEW_BYTES = 32 * 2**20  # that one process reads; starting others takes longer
 CURVE = ("eval_accuracy", "train_loss", "eval_start", "eval_stop", "throughput", "machine_load")
 Read = TypeVar("Read")
 ABORTED = ("aborted", "abort")  # the words of run_stop for a run that missed its target; logs have both
@@ -246,7 +246,7 @@ class Log:
     def threads(self) -> int | None:
         """The threads of the CPU that the head states, where no GPU computes; None without a number.
 
-        Beside other programs fewer may compute: T233.
+        A run lowers the number beside other programs (rule T233).
         """
         asked = self.header("threads")
         is_number = re.fullmatch(r"[0-9]{1,6}", asked) and self.value("num_accelerators") == 0
@@ -264,7 +264,7 @@ class Log:
 class RunSet:
     """The runs of one configuration on one system: the logs of one folder, at least one.
 
-    `systems` is the folder of descriptions that a person named.
+    `systems` is the folder of system descriptions that the user named.
     """
 
     folder: str
@@ -286,12 +286,12 @@ class RunSet:
 
     @property
     def hardware(self) -> str:
-        """The system id without its configuration, and what the runs change of that."""
+        """The system id without its configuration and the changes (`+key=value`) to that."""
         return re.sub(rf"-{re.escape(self.lead.configuration)}(\+.*)?$", "", self.lead.system)
 
     @property
     def systems_folder(self) -> Path | None:
-        """The folder of its descriptions: the one that was named, else the one beside its results."""
+        """The folder of system descriptions: the one that the user named, else the one beside the results."""
         file = self.lead.file
         if self.systems or file is None or not self.lead.folders[0]:
             return self.systems
@@ -301,8 +301,8 @@ class RunSet:
 def load(paths: Sequence[Path], *, systems: Path | None = None, is_brief: bool = False) -> list[RunSet]:
     """Read every result_*.txt below `paths` (a file is taken whatever its name), one run set per folder.
 
-    Their descriptions are in `systems`, else beside the results of each. With `is_brief` logs hold what
-    scores and sets need, and many are read by several processes.
+    System descriptions are in `systems`, else beside the results of each set. With `is_brief` logs hold what
+    scores and sets need (`Log.brief`), and many are read by several processes.
 
     Raises: UserError for a path that does not exist, or when there is no log at all.
     """
@@ -316,7 +316,7 @@ def load(paths: Sequence[Path], *, systems: Path | None = None, is_brief: bool =
 
 
 def read_all(files: Sequence[Path], read: Callable[[Path], Read]) -> Iterator[Read]:
-    """Read files in their order; many by one process for each processor, to which `read` is sent."""
+    """Read files in order; many are read by one process per processor, so `read` must be picklable."""
     if sum(min(os.lstat(file).st_size, MAX_BYTES) for file in files) < FEW_BYTES:
         yield from map(read, files)
         return

@@ -1,4 +1,4 @@
-"""Pages from jinja templates, whose text is escaped in HTML, and blocks of pages that figures make."""
+"""Fill jinja templates, escaping text in HTML, and the generated blocks of Markdown pages."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def fill_blocks(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 
 def fill_block(page: str, block: str, text: str) -> str:
-    """Return a page with the text between `<!-- block -->` and `<!-- end -->`. Raises ValueError without."""
+    """Return a page with `text` between its only `<!-- block -->` and `<!-- end -->`; else ValueError."""
     pattern = rf"(<!-- {block} -->\n).*?(<!-- end -->)"
     filled, count = re.subn(pattern, lambda match: match[1] + text + match[2], page, flags=re.DOTALL)
     if count != 1:

@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.evidence.records import TOKEN, printable
 
 STUDY = "study"  # the folder of studies in results/
-UNCOUNTED = "uncounted_"  # before the name of a result that a package holds and MLPerf does not count
+UNCOUNTED = "uncounted_"  # prefix of a result in a package that MLPerf does not count
 OTHERS = (  # benchmarks of MLPerf Training, by the names of their folders
     "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
     "llama31_8b flux1 retinanet"
@@ -40,10 +40,10 @@ def find_others(paths: Sequence[Path]) -> list[str]:
 
 
 def find_logs(path: Path) -> Iterator[Path]:
-    """Yield the result files below `path`, and links and folders of such names: `read_log` refuses them.
+    """Yield the result files below `path`, also links and folders of such names, which `read_log` refuses.
 
-    Folders named `study` below it are passed over: their runs answer other questions than a score. A path
-    that lies inside one is read.
+    Folders named `study` below it are skipped: their runs answer other questions than a score. A path inside
+    such a folder is read.
     """
     try:
         path.lstat()
@@ -73,9 +73,9 @@ def find_studies(paths: Iterable[Path]) -> list[Path]:
 
 
 def walk(path: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder with the names of its folders, which may be cut, and files. Raises UserError.
+    """Yield each folder, the names of its subfolders (remove one to skip it) and files. Raises UserError.
 
-    One that vanishes meanwhile, such as the draft of a checkpoint, is passed over: Path.rglob raises there.
+    A folder that vanishes meanwhile, such as the draft of a checkpoint, is skipped: Path.rglob would raise.
     """
     for folder, folders, files in os.walk(path, onerror=_refuse_folder):
         yield Path(folder), folders, files
@@ -114,7 +114,7 @@ def result_name(path: str | Path) -> str:
 
 
 def label(path: Path) -> str:
-    """Return how a file is named to a person: relative to the working folder, or to its archive."""
+    """Return the path of a file for messages: relative to the working folder, or within its archive."""
     for folder, archive in _UNPACKED.items():
         if path.absolute().is_relative_to(folder):
             inside = path.absolute().relative_to(folder)
@@ -123,7 +123,7 @@ def label(path: Path) -> str:
 
 
 @contextmanager
-def shown_as(folder: Path, archive: Path) -> Iterator[None]:
+def label_by_archive(folder: Path, archive: Path) -> Iterator[None]:
     """Let labels name the archive that a folder was unpacked from."""
     _UNPACKED[folder.absolute()] = archive
     try:

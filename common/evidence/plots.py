@@ -20,7 +20,7 @@ from common.evidence.text import number, target_beside
 PALETTE = ("#7d8590", "#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a")  # readable on black and on white
 PARTS = {"startup": PALETTE[5], "training": PALETTE[1], "evaluation": PALETTE[2], "overshoot": PALETTE[0]}
 INK = "#010203"  # becomes currentColor, so that a plot follows the page's theme
-OWN_THEME = Markup(  # of a file of its own, where currentColor is black on whatever the viewer has
+OWN_THEME = Markup(  # for an SVG outside a page, where currentColor is black on any background
     "<style>svg { color: #1f2328; background: #ffffff } "
     "@media (prefers-color-scheme: dark) { svg { color: #e6edf3; background: #0d1117 } }</style>"
 )
@@ -43,7 +43,7 @@ Content = TypeVar("Content")
 
 
 def draw(title: str, run_sets: Sequence[RunSet], scores: Sequence[Score]) -> list[Markup]:
-    """Return the pictures of one group; a screen reader hears its `title` before what each of them shows."""
+    """Return the plots of one group; `title` begins their descriptions for screen readers."""
     with matplotlib.rc_context(STYLE):
         figure, axes = new_figure(3.6)
         _plot_quality(axes, run_sets)
@@ -89,7 +89,7 @@ def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
             times = [point.minutes * unit for point in log.curve]
             accuracies = [point.accuracy for point in log.curve]
             axes.plot(times, accuracies, color=colour, marker=".", lw=1, alpha=0.8, label=name)
-            name = "_"  # matplotlib's word for: not in the legend
+            name = "_"  # matplotlib leaves this label out of the legend
     targets: dict[float, list[str]] = {}
     for run_set in run_sets:
         targets.setdefault(run_set.lead.target, []).append(ascii_name(run_set.lead.configuration))
@@ -126,7 +126,7 @@ def _factors(scores: Sequence[Score]) -> Figure:
 
 
 def reach(estimate: Estimate | None) -> tuple[float, float]:
-    """The interval's reach below and above the mean."""
+    """Return the lengths of an error bar below and above the mean."""
     if estimate is None or estimate.interval is None:
         return 0.0, 0.0
     below, above = estimate.value - estimate.interval.low, estimate.interval.high - estimate.value
@@ -161,7 +161,7 @@ def as_svg(figure: Figure, description: str) -> Markup:
 
 
 def stand_alone(svg: Markup) -> Markup:
-    """Return an SVG for a file of its own: with ink and paper, dark where the viewer is. Not for a page."""
+    """Return an SVG for a file of its own, with its own colours in light and dark theme."""
     start = svg.index(">") + 1
     return Markup(svg[:start] + OWN_THEME + svg[start:])
 

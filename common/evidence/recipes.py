@@ -1,9 +1,9 @@
-"""The recipe of a run: what the runs of one set share. Here is the only comparison of two.
+"""The recipe of a run, which the runs of a set share, and the only comparison of two recipes.
 
 It is the merged configuration, the ranks, the device, the threads where the CPU computes, the versions and
 the code: MLPerf wants one system, one framework and one code for a set. The code is compared by a digest of
-what a run can load, from the head of the log: after a commit to a page, a test or a report a set goes on,
-after one to the loop, a method or a YAML file it does not. Logs without that digest are compared by commit.
+the files that a run can load, from the head of the log: a set goes on after a commit to a page, a test or a
+report, not after one to the loop, a method or a YAML file. Logs without a digest are compared by commit.
 
 Some keys are free: those that name the submission, the place of the data (their fingerprint is compared
 elsewhere) and how often a checkpoint is kept.
@@ -21,8 +21,8 @@ from common.evidence.log import Log
 from common.evidence.records import printable
 
 Recipe = dict[str, Any]  # key path -> value
-FREE = ("submission.", "checkpoint_every", "data.directory")  # keys, or what they begin with
-SOFTWARE = ("code", "commit", "version ")  # the same
+FREE = ("submission.", "checkpoint_every", "data.directory")  # beginnings of keys
+SOFTWARE = ("code", "commit", "version ")  # beginnings of keys
 NO_EFFECT = ("mlperf-logging",)  # a package that only writes what was computed
 MACHINE = ("ranks", "device", "threads")
 MISSING = object()
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def recipe_name(log: Log) -> str:
-    """Return the configuration, and what its folder says is changed: `optimized+target=0.1`."""
+    """Return the configuration and the changes in its folder's name: `optimized+target=0.1`."""
     _, plus, changes = log.system.partition("+")
     return log.configuration + (plus + changes if log.is_ours else "")
 
@@ -61,10 +61,10 @@ def of_configuration(values: Mapping[str, Any]) -> Recipe:
 
 
 def recipe_of(log: Log, complete: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Recipe:
-    """Return the recipe that a log states; nothing of what it does not state.
+    """Return the parts of the recipe that a log states.
 
-    `complete` gives the configuration those keys that are younger than the log. The code of a resumed run,
-    which no score counts unasked, is left out.
+    `complete` adds the keys that are younger than the log to the configuration. The code of a resumed run,
+    which a score counts only on request, is left out.
     """
     stated = configuration_of(log.settings)
     num_accelerators = log.value("num_accelerators")
@@ -95,9 +95,9 @@ def count_steps(duration: str, batch_size: int, steps_per_epoch: int) -> int:
 def evaluation_steps(
     num_steps: int, every: int, *, offset: int, earliest: int, is_untrained: bool
 ) -> Iterator[int]:
-    """Yield the steps after which a run is evaluated: `offset`, and every so many further, and the last.
+    """Yield the steps after which a run is evaluated: `offset`, then one in `every` steps, and the last.
 
-    Those before the `earliest` are left out. With `is_untrained` there is one before the first step.
+    Steps before the `earliest` are left out. With `is_untrained` step 0 comes first.
     """
     offset %= every
     first = max(offset or every, earliest)
@@ -106,7 +106,7 @@ def evaluation_steps(
 
 
 def software(versions: str, code: str, commit: str) -> Recipe:
-    """Return what a head says of versions and code as parts of a recipe."""
+    """Return the versions and the code in the head of a log as parts of a recipe."""
     packages = (package.partition(" ") for package in versions.split(", ") if " " in package)
     recipe: Recipe = {f"version {name}": version for name, _, version in packages if name not in NO_EFFECT}
     return recipe | {"code": code, "commit": commit}
@@ -148,7 +148,7 @@ def differing_logs(
 
 
 def mixture(logs: Sequence[Log]) -> str:
-    """Return in words where a set stops to be of one recipe; empty where it is."""
+    """Say which key of the recipe differs first within a set; '' if none does."""
     for first, log, (key, before, after) in differing_logs(logs):
         return f"{key} is {before} in {Path(first.path).name}, {after} in {Path(log.path).name}"
     return ""

@@ -20,8 +20,8 @@ MAX_BRACKETS = 200  # a record nests two or three deep; json and repr recurse on
 BETWEEN_OBJECTS = re.compile(r"\} *, *\{")
 TOO_DEEP = f"more than {MAX_BRACKETS} brackets"
 MAX_TIME_MS = 10**15
-AT_ONCE = 10_000  # records; a long log of NVIDIA has as many
-COARSE = 2**12  # a whole part of so much was rounded, and others may be rounded to it
+AT_ONCE = 10_000  # records in one call; a long log of NVIDIA has as many
+COARSE = 2**12  # a mantissa of at most 12 bits was rounded: float16 has 11
 NEEDED = ("time_ms", "key", "value", "metadata")
 YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
@@ -113,13 +113,12 @@ def has_many_brackets(text: str) -> bool:
 
 
 def decode_all(payloads: Sequence[str]) -> list[object] | None:
-    """Decode the records of a log in one call; None wherever that might differ from one call a record.
+    """Decode the records of a log in one call; None if one call per record might give another result.
 
-    A newline is in no payload and outside of every string, so that the separators do separate: only a payload
-    with a comma between two objects could make up for two that are one object together. A key has `":` behind
-    it: as many of these as keys, and no space before a colon, and no key is repeated. A record has its own
-    braces and those of value and metadata; with fewer brackets than a record may have in all records together
-    no record has too many.
+    Payloads and JSON strings hold no newline, so no separator lies inside a string. Two payloads that form
+    one object together are noticed by the count, unless another payload holds two objects: those are refused.
+    No key is repeated if there are as many `":` as keys and no space before a colon. No record has too many
+    brackets if every `{` begins a record, value or metadata and all records together have few `[`.
     """
     text = ",\n".join(payloads)
     if " :" in text or "\t" in text or text.count("[") > MAX_BRACKETS // 2 or BETWEEN_OBJECTS.search(text):
@@ -137,7 +136,7 @@ def decode_all(payloads: Sequence[str]) -> list[object] | None:
 
 
 def parse_records(payloads: Sequence[tuple[int, str]], problems: list[Problem]) -> Iterator[Event | Problem]:
-    """Yield the event of each record, or its problem; a repeated key is a further one, which is appended.
+    """Yield the event of each record, or its problem; repeated keys are appended to `problems`.
 
     The records are decoded in parts, so that a reader who stops early has spent little memory.
     """

@@ -28,7 +28,7 @@ from common.evidence.score import BASELINE, Score, Speedup, baseline_of, notes, 
 from common.evidence.text import between, duration, number, score_cells
 from common.files import existing_folder, explain_os_error
 
-EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked where it lies beside
+EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked if it lies beside or one folder up
 
 
 def write_report(
@@ -65,7 +65,7 @@ def render(
 ) -> str:
     """Return the page; its links to logs are relative to `folder`, where it will lie.
 
-    `ledgers` of ablations have the label of their file; one that could not be read is the reason as text.
+    `ledgers` are pairs of a file's label and its ledger, or why it could not be read.
     """
     checked = [(entry, score(entry.run_set)) for entry in audited]
     scores = [ours for _, ours in checked]
@@ -125,7 +125,7 @@ def _compare(run_set: RunSet, ours: Score, published: Mapping[str, Reported]) ->
 
 
 def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]:
-    """Return a sentence for each score but the baseline's: how much faster than that, and how sure."""
+    """Return a sentence for each score but the baseline's: its speed-up over the baseline, with interval."""
     others = [s for s in scores if s.configuration != BASELINE] or list(scores)
     return [
         _answer(entry, baseline, scores, faster.get(entry.source))
@@ -136,7 +136,7 @@ def answers(scores: Sequence[Score], faster: Mapping[str, Speedup]) -> list[str]
 
 
 def _disturbance(entry: Score) -> str:
-    """Say of a set whose runs were all disturbed that it measures nothing; '' of any other."""
+    """Remark that a set whose runs were all disturbed measures nothing; '' for any other set."""
     num_runs = len(entry.runs)
     if not num_runs or len(entry.disturbed) < num_runs:
         return ""
@@ -186,7 +186,7 @@ def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speed
 
 
 def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]) -> dict[str, Any]:
-    """Make the part on one benchmark and hardware; the first set is that of the baseline."""
+    """Make the section of one benchmark and hardware; the baseline comes first."""
     checked = sorted(checked, key=lambda c: (c[1].configuration != BASELINE, c[1].configuration))
     run_sets, scores = zip(*checked, strict=True)
     first, diffs = scores[0], []

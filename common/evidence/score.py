@@ -83,10 +83,10 @@ class Score:
     is_proxy: bool
     label: str  # unverified, proxy, provisional, which runs count; or reported and its round
     runs: tuple[Run, ...]  # in the order of launch
-    counted: tuple[int, ...]  # the indexes in `runs` behind every figure below
+    counted: tuple[int, ...]  # indexes in `runs` of those that count
     target: float
     source: str
-    mixture: str = ""  # where the runs stop to be of one recipe; such a set has no score
+    mixture: str = ""  # the first difference between the recipes of its runs; then it has no score
     disturbed: tuple[str, ...] = ()  # the runs that were, and by what
     missed: tuple[str, ...] = ()  # the runs without a time to the target, and why
     scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
@@ -124,7 +124,7 @@ class Score:
 
     @property
     def interval(self) -> Interval | None:
-        """Of the score: Student's t on log minutes of the runs that it counts; None where one missed."""
+        """Student's t on the log minutes of the runs that count; None if one of them missed."""
         if not self.minutes or len(self.converged) < len(self.counting):
             return None
         return intervals.student_of_logs([run.minutes for run in self.converged])
@@ -135,7 +135,7 @@ class Score:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Without evaluation, where the logs tell it apart."""
+        """Mean of the runs that count, without evaluation if the logs time it."""
         rates = [run.samples_per_s or run.samples_per_s_overall for run in self.counting]
         return mean_of([rate for rate in rates if rate])
 
@@ -232,7 +232,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
 
 
 def read_scaling(result: Path | None) -> tuple[float | None, str]:
-    """Return the factor of the scaling.json beside a result, from 1 on, and why there is none."""
+    """Return the factor, 1 or more, of the scaling.json beside a result, and why there is none."""
     if result is None or not os.path.lexists(path := result.with_name("scaling.json")):
         return None, ""
     try:
@@ -246,10 +246,10 @@ def read_scaling(result: Path | None) -> tuple[float | None, str]:
 
 
 def timed_logs(logs: Sequence[Log], *, include_resumed: bool = False) -> list[Log]:
-    """Return one log of each run but those of a study.
+    """Return one log of each run, without the runs of a study.
 
-    A resumed run has two: that up to where it was interrupted counts, or with `include_resumed` the last one
-    that went on from it.
+    A resumed run has several: the interrupted one counts, with `include_resumed` the last one that continued
+    it.
     """
     logs = [log for log in logs if not log.is_study]
 
@@ -274,7 +274,7 @@ def sort_by_launch(logs: Sequence[Log]) -> list[Log]:
 
 
 def run_of(log: Log) -> Run:
-    """Return what one log says of its run."""
+    """Compute the figures of a run from its log."""
     minutes, at_target = log.minutes or 0.0, log.reached.samples if log.reached else None
     evaluation = evaluation_minutes(log) if log.first("eval_stop") else None
     consumed = log.curve[-1].samples if log.curve else None
@@ -316,10 +316,10 @@ def olympic_mean(minutes: Sequence[float]) -> float | None:
 
 
 def counting_window(minutes: Sequence[float], num_runs: int) -> range:
-    """Return which runs, in the order of launch, make the score: all, or of more than `num_runs` a window.
+    """Return which runs, in the order of launch, count: all, or a window if there are more than `num_runs`.
 
-    Every `num_runs` consecutive ones are scored, failures as infinite; the median counts. The rules do not
-    say which of two middle windows: the slower, so that a choice cannot flatter.
+    All windows of `num_runs` consecutive runs are scored, misses as infinite; the median one counts. The
+    rules do not say which of two middle windows: here the slower, which cannot flatter.
     """
     windows = [range(first, first + num_runs) for first in range(len(minutes) - num_runs + 1)]
     if num_runs < 1 or len(windows) < 2:
@@ -329,7 +329,7 @@ def counting_window(minutes: Sequence[float], num_runs: int) -> range:
 
 
 def speedup(baseline: Score, other: Score) -> Speedup | None:
-    """Return the ratio of two scores with its interval and what so many runs could show; None without."""
+    """Return the ratio of two scores, its interval and the detectable difference; None without a score."""
     if not baseline.minutes or not other.minutes:
         return None
     slow, fast = ([run.minutes for run in entry.converged] for entry in (baseline, other))

@@ -1,7 +1,7 @@
 """Read and judge a system description: MLPerf's 33 fields, none of them empty.
 
 The official checker asks only that the fields exist, and crashes on seven of them when they are not text; the
-summarizer crashes on two that are not whole numbers. Everything here answers with a line instead.
+summarizer crashes on two that are not whole numbers. The functions here return a line of text instead.
 """
 
 import json
@@ -13,7 +13,7 @@ from common import yaml_file
 from common.errors import UserError, nearest
 from common.evidence.records import TOO_DEEP, finite, has_many_brackets, printable, read_bytes, unique
 
-EXAMPLES = {  # MLPerf's fields, and what one says; or what tells it
+EXAMPLES = {  # MLPerf's fields, each with an example or the source that tells it
     "submitter": "the name of your organization",
     "division": "open",
     "status": "Available on-premise",
@@ -78,7 +78,7 @@ OPEN = re.compile(
     r"(not[ _]collected|unknown|not known|to be filled)\b.*|not (stated|specified|available)\.?"
     r"|null|tbc|default string|[-.?]+",
     re.IGNORECASE | re.DOTALL,
-)  # what stands where nobody stated a field
+)  # values that state nothing
 SUCH_AS = "<such as "  # begins the placeholder of `missing_lines`
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
@@ -185,7 +185,7 @@ def _short_integer(text: str) -> int:
 
 
 def file_problems(path: Path) -> list[str]:
-    """Return a line for each fault of a description file: unreadable, fields, another name than its own.
+    """Return a line for each fault of a description file: unreadable, a field's, not named as the system.
 
     Raises UserError for a file that the system does not open.
     """
@@ -203,7 +203,7 @@ def file_problems(path: Path) -> list[str]:
 
 
 def read_fields(path: Path, *, hint: str = "") -> dict[str, object]:
-    """Return the fields of a description as `read` does. Raises UserError for whatever is none."""
+    """Return the fields of a description as `read` does. Raises UserError for any other file."""
     try:
         values = read(path)
     except ValueError as error:
@@ -214,7 +214,7 @@ def read_fields(path: Path, *, hint: str = "") -> dict[str, object]:
 
 
 def read_facts(path: Path) -> dict[str, object]:
-    """Read the fields that a person stated, from YAML or JSON; what `missing_lines` left open is none.
+    """Read the fields that a person stated, from YAML or JSON, without those still open.
 
     Raises UserError with file:line for an unknown one.
     """

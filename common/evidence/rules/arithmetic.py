@@ -26,9 +26,9 @@ from common.evidence.rules.rule import (
 HEAD = "house: the log states what ran"
 CLOCKS = "house: monotonic clock"
 QUALITY = "rules: Quality measure"
-SLACK_S, SLACK = 0.05, 0.001  # between two ways to the same time; own logs: up to 4.5 ms
+SLACK_S, SLACK = 0.05, 0.001  # between two figures for one duration; own logs: up to 4.5 ms
 FASTEST_EVALUATION = 6.0  # times the rate of training; published and own sets: up to 3.9
-ENDED_WITH = ("samples", "duration_ms", "clock_drift_ms")  # where run_stop gives no reason
+ENDED_WITH = ("samples", "duration_ms", "clock_drift_ms")  # in a run_stop without a reason
 STATED = {  # record: the key of the configuration in the head of the log
     "quality_target": "target",
     "stop_at_target": "stop_at_target",
@@ -116,7 +116,7 @@ def losses_have_all_digits(log: Log) -> Iterator[Found]:
 
 
 def are_equal(value: object, other: object) -> bool:
-    """True for equal values; numbers are equal as floats, and a fused optimizer is what it fuses."""
+    """True for equal values; numbers are compared as floats, and `fused_x` equals `x`."""
     number, expected = finite(value), finite(other)
     if number is not None and expected is not None:
         return math.isclose(number, expected, rel_tol=1e-9)
@@ -126,7 +126,7 @@ def are_equal(value: object, other: object) -> bool:
 
 
 def other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
-    """Yield the methods that the head and the records do not share, and their other settings."""
+    """Yield the methods that only the head or only the records name, and settings that differ."""
     recorded = {str(event.value): event for event in log.events("method")}
     for name in sorted(methods.keys() ^ recorded.keys()):
         where = "records" if name in methods else "head"
@@ -302,7 +302,7 @@ def evaluations_take_their_time(log: Log) -> Iterator[Found]:
 
 
 def training_rate(log: Log, end: Event) -> float:
-    """Take samples/s of training from the fastest block of our own logs, else the mean up to `end`; or 0."""
+    """Compute samples/s of training: the fastest block of our own logs, else the mean up to `end`, or 0."""
     rates = [finite(event.value) or 0.0 for event in log.events("throughput")] if log.is_ours else []
     start, trained = log.first("run_start"), log.curve[-1].samples if log.curve else None
     if rates or start is None or not trained:

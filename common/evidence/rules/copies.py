@@ -33,10 +33,10 @@ ALL_TIMES = ("block_start", "block_stop", "eval_start", "eval_accuracy", "run_st
 MIN_COUNTS, MIN_TOTAL = 3, 1000  # evaluations, and predictions of each, that do not agree by chance
 SAME_MS = 1  # two published runs of a set differ by 8 or more at some evaluation
 TOO_CLOSE = 1e-7  # share ** runs: a threshold fitted to published sets (from 1.3e-6), no probability
-FIRST_TRIAL = r"-trial0(\+|$)"  # the end of its system: a search begins with the recipe as it is
+FIRST_TRIAL = r"-trial0(\+|$)"  # ends the system id of a search's first trial: the recipe as it is
 
 
-class Beside(NamedTuple):
+class SetAndStudies(NamedTuple):
     """A run set, and the logs of the studies in its results folder."""
 
     run_set: RunSet
@@ -90,18 +90,18 @@ def reach_exactly(logs: list[Lines]) -> list[Lines]:
 
 
 def trace(log: Log) -> object:
-    """Return losses and accuracies: no two trainings share them. None of few, which may agree by chance."""
+    """Return losses and accuracies, which no two trainings share; None if few, which may agree by chance."""
     values = [event.value for event in log.events("train_loss", "eval_accuracy")]
     return values if len(values) > 3 else None
 
 
 def differ(log: Log, other: Log) -> bool:
-    """False for what `logs_differ` names."""
+    """Return False for a pair that rule S402 (`logs_differ`) reports."""
     return trace(log) is None or trace(log) != trace(other)
 
 
 def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Iterator[tuple[Log, Log]]:
-    """Yield the logs whose description (None: none) another log has had before, behind that one."""
+    """Yield (earlier log, log) for each log with the description of an earlier one; None is none."""
     seen: dict[str, Log] = {}
     for log in logs:
         if (value := describe(log)) is not None:
@@ -127,7 +127,7 @@ def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def intervals_ms(log: Log) -> list[int]:
-    """Time the evaluations, and of few what lies between them, in ms from run_start; nothing of fewer."""
+    """List the times of evaluations in ms from run_start, if few also those of blocks; [] if still few."""
     start, events = log.first("run_start"), log.events("eval_accuracy", "run_stop")
     events = events if len(events) >= MIN_TIMES else log.events(*ALL_TIMES)
     if start is None or log.is_resumed or len(events) < MIN_TIMES:
@@ -162,10 +162,10 @@ def exact_losses(log: Log) -> dict[float, float]:
 
 
 def find_shared_losses(logs: Sequence[Log]) -> Iterator[tuple[Log, Log, int]]:
-    """Yield two runs of different seeds that have equal losses at equal places, and how many.
+    """Yield pairs of runs with different seeds that have equal losses at equal places, and how many.
 
-    One may be chance: near 3 the steps of float32 are 2.4e-7, so that two losses with a standard deviation
-    of 0.02 agree in about 3 of a million pairs.
+    One equal loss may be chance: near 3 the steps of float32 are 2.4e-7, so that two losses with a standard
+    deviation of 0.02 agree in about 3 of a million pairs.
     """
     seen: dict[tuple[str, float, float], int] = {}
     shared: Counter[tuple[int, int]] = Counter()
@@ -199,7 +199,7 @@ def each_loss_differs(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def counts(log: Log) -> object:
-    """Return what each evaluation counted; none of few evaluations, or of small ones."""
+    """Return the correct predictions of each evaluation; None if these are few or small."""
     events = log.events("eval_accuracy")
     parts = [(event.number("samples"), event.number("correct")) for event in events]
     is_enough = len(events) >= MIN_COUNTS and all((e.number("total") or 0) >= MIN_TOTAL for e in events)
@@ -263,7 +263,7 @@ def enough_runs(logs: Sequence[Log]) -> int:
 
 
 def overshoot_share(log: Log) -> float | None:
-    """Compute the part of the time between two evaluations that passed after the target was crossed."""
+    """Compute the share of the last evaluation interval that came after the target was crossed."""
     passed = crossing(log.curve, log.target)
     return 1 - passed.share if passed and passed.before else None
 
@@ -280,16 +280,16 @@ def targets_are_passed_by_chance(logs: Sequence[Log]) -> Iterator[Found]:
         yield Found(0, f"{text}: check whether evaluations were chosen", logs[0])
 
 
-def hide_miss(beside: Beside) -> Beside:
+def hide_miss(beside: SetAndStudies) -> SetAndStudies:
     """Let a study hold a run of the recipe of the set that missed its target."""
     head = ("# --- configuration", "#   benchmark: x", "# ---")
     lead = replace(beside.run_set.lead, preamble=head)
     run_set = replace(beside.run_set, logs=(lead, *beside.run_set.logs[1:]))
-    return Beside(run_set, [replace(lead, records=lead.records[:-1])])
+    return SetAndStudies(run_set, [replace(lead, records=lead.records[:-1])])
 
 
 @rule("F801", "warning", RUN_SETS, breaks=hide_miss)
-def no_miss_lies_in_a_study(beside: Beside) -> Iterator[Found]:
+def no_miss_lies_in_a_study(beside: SetAndStudies) -> Iterator[Found]:
     """No run of a set's own recipe that missed the target lies in a study beside it, but as its trial 0."""
     lead = beside.run_set.lead
     recipe = recipe_of(lead)

@@ -215,7 +215,7 @@ def dataset_is_the_official_one(log: Log) -> Iterator[Found]:
 
 
 def other_sizes(log: Log, *, is_possible: bool) -> Iterator[Found]:
-    """Yield the sizes of a full run that are not the official ones, and that may, or cannot, be true."""
+    """Yield the unofficial sizes of a full run that may be true, or those that cannot."""
     for key, (sizes, least, most) in OFFICIAL.items():
         event, size = log.first(key), sizes.get(log.benchmark)
         number = finite(event.value) if event else None

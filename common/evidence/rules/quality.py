@@ -75,7 +75,7 @@ def evaluations_never_go_back(log: Log) -> Iterator[Found]:
 
 
 def repeats(log: Log, *, is_equal: bool) -> Iterator[Found]:
-    """Yield the evaluations whose epoch_num is the highest before, or is none or below it."""
+    """Yield the evaluations whose epoch_num equals the highest one before, or is missing or below it."""
     before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):
         epoch = event.number("epoch_num")
@@ -140,7 +140,7 @@ def the_cadence_is_constant(log: Log) -> Iterator[Found]:
 
 
 def count_to_40000(record: dict[str, Any]) -> dict[str, object]:
-    """Let an accuracy be of so many samples or tokens."""
+    """Turn an accuracy into one of 40,000 samples or tokens."""
     correct = round(record["value"] * 40000)
     return {"value": correct / 40000, "correct": correct, "total": 40000}
 
@@ -149,7 +149,7 @@ def count_to_40000(record: dict[str, Any]) -> dict[str, object]:
 def everything_is_evaluated(log: Log) -> Iterator[Found]:
     """The total of an evaluation is every sample (resnet), or all 428,235 masked tokens (bert)."""
     expected: object = TOTALS.get(log.benchmark)
-    if log.is_proxy:  # how many tokens are masked in the small set, no key says
+    if log.is_proxy:  # no key states the number of masked tokens in the small set
         expected = log.value("eval_samples") if log.benchmark == "resnet" else None
     if not log.is_ours or expected is None:
         return

@@ -20,7 +20,7 @@ ROUNDS = {  # ruleset: the month after its round, and those of our benchmarks th
 }
 
 
-class Chosen(NamedTuple):
+class ChosenRound(NamedTuple):
     """A run set and the round that a person chose for it."""
 
     run_set: RunSet
@@ -33,7 +33,7 @@ def last_round(benchmark: str) -> str:
 
 
 @rule("R701", "error", "logging: benchmark_meta", breaks=lambda chosen: chosen._replace(ruleset="6.1.0"))
-def round_has_the_benchmark(subject: Chosen) -> Iterator[Found]:
+def round_has_the_benchmark(subject: ChosenRound) -> Iterator[Found]:
     """The chosen round has the benchmark; else MLCommons' package checker prints SUCCESS and reads no log."""
     benchmark = subject.run_set.lead.benchmark
     if benchmark and benchmark not in ROUNDS[subject.ruleset][1]:

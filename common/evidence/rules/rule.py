@@ -24,9 +24,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a log, of the logs of a set, of several sets or of a description; a change that it finds.
+    """A check of a log, of the logs of a set, of several sets or of a description.
 
-    `size` is that of the good log that `breaks` changes.
+    `breaks` changes a good log, of this `size`, so that the check finds it.
     """
 
     id: str
@@ -48,7 +48,7 @@ Check = TypeVar("Check", bound=Callable[[Any], Iterator[Found]])
 def rule(
     id: str, severity: str, section: str, *, breaks: Callable[[Any], Any], size: str = "full"
 ) -> Callable[[Check], Check]:
-    """Register a rule; its docstring is the message."""
+    """Register a check as a rule; its docstring is the message."""
 
     def register(check: Check) -> Check:
         RULES.append(Rule(id, severity, section, check, breaks, size))
@@ -100,7 +100,7 @@ def edit(key: str, at: int = 0, **fields: object) -> Mutation:
 
 
 def add(name: str, /, at: int = 0, **fields: object) -> Mutation:
-    """Let a record be followed by a copy with other fields."""
+    """Put a copy with other fields behind a record."""
     return replace_record(name, lambda line: [line, rewrite(line, **fields)], at)
 
 
@@ -138,7 +138,7 @@ def chain(*mutations: Mutation) -> Mutation:
 
 
 def shift_from(key: str, at: int, ms: int) -> Mutation:
-    """Let everything from a record on happen later."""
+    """Move everything from a record on to a later time."""
 
     def mutate(lines: Lines) -> Lines:
         first = place_of(lines, key, at)
@@ -153,7 +153,7 @@ def retime(lines: Lines, change: Callable[[int], int]) -> Lines:
 
 
 def delay_run(key: str, at: int, ms: int) -> Mutation:
-    """Let everything from a record of the run on happen later, on both clocks."""
+    """Move everything from a record of the run on to a later time, on both clocks."""
     longer = edit_all("run_stop", lambda r: {"duration_ms": r["metadata"]["duration_ms"] + ms})
     return chain(shift_from(key, at, ms), longer)
 

@@ -43,7 +43,7 @@ ZERO = "0" * 64
 
 
 def find_breaks(logs: list[Log]) -> Iterator[Found]:
-    """Yield the first records whose hash is not that of what stands before them."""
+    """Yield the first records whose hash does not fit the bytes before them."""
     what = "the record before this one, or a line between them, was changed, added or removed"
     for log in logs:
         breaks = log.chain.breaks if log.chain else ()
@@ -120,7 +120,7 @@ def no_result_is_missing(sealing: Sealing) -> Iterator[Found]:
 def every_result_was_started(sealing: Sealing) -> Iterator[Found]:
     """A line of the list starts each result of a sealed set that did not lie there before."""
     for log in sealing.run_set.logs if sealing.seal else ():
-        if sealing.run_of(log) is None and not sealing.lay_there(log):
+        if sealing.run_of(log) is None and not sealing.predates_seal(log):
             yield Found(0, f"no line of {RUNS} starts it", log)
 
 
@@ -172,7 +172,7 @@ def runs_have_the_decided_seeds(sealing: Sealing) -> Iterator[Found]:
 
 
 def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:
-    """Yield the runs whose turn another seed had."""
+    """Yield the runs whose seed was not the next one decided."""
     turns, seeds = Turns(sealing.decided), dict[str, int]()
     for run in sealing.runs:
         seed, resumed, may_have = run.started.seed, run.started.resumed, turns.take_of(run)
@@ -253,7 +253,7 @@ def outcomes_are_those_of_the_logs(sealing: Sealing) -> Iterator[Found]:
             yield Found(0, f"it {why}, and {RUNS}:{run.end_line} says '{run.ended.outcome}'", log)
 
 
-def seconds(time: str) -> float | None:
+def parse_seconds(time: str) -> float | None:
     try:
         stamp = datetime.fromisoformat(time)
     except ValueError:
@@ -267,7 +267,7 @@ def logs_lie_between_start_and_end(sealing: Sealing) -> Iterator[Found]:
     for log, run in sealing.paired():
         if not log.times:
             continue
-        start, end = seconds(run.started.time), seconds(run.ended.time) if run.ended else None
+        start, end = parse_seconds(run.started.time), parse_seconds(run.ended.time) if run.ended else None
         first, last = log.times[0] / 1000, log.times[-1] / 1000
         if start is not None and not log.is_resumed and first < start - SLACK_S:
             text = f"the first is {start - first:.0f} s before the start ({RUNS}:{run.line})"
@@ -323,6 +323,6 @@ def times_of_the_list_rise(sealing: Sealing) -> Iterator[Found]:
     """No line of the list states a time before that of the line above."""
     events = sealing.sealed.events if sealing.sealed else ()
     for (_, before), (line, event) in pairwise(events):
-        earlier, time = seconds(before.time), seconds(event.time)
+        earlier, time = parse_seconds(before.time), parse_seconds(event.time)
         if time is None or (earlier is not None and time < earlier - SLACK_S):
             yield Found(line, printable(event.time, 40), path=sealing.place(RUNS))

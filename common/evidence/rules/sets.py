@@ -38,7 +38,7 @@ CONSTANT = {"global_batch_size", "gradient_accumulation_steps", "eval_samples"}
 CONSTANT |= {"quality_target", "dataset_fingerprint", "num_ranks"}
 MAX_TOTAL = 1_000_000
 ROUNDED = 100_000  # accuracies with five decimals cannot tell
-MAX_SIEVES, MAX_TRIED = 40, 100  # values that sieve a million totals; totals that all values are held to
+MAX_SIEVES, MAX_TRIED = 40, 100  # values that sieve a million totals; totals left to try with all values
 MIN_ACCURACIES = 10  # fewer would fit some total by chance
 FLOAT32_ROUNDING = 7.5e-8  # relative; accuracies are logged from float32
 OUTLIER = {False: 1.3, True: 2.0}  # times the set's median pace; a proxy runs on anybody's busy machine
@@ -66,18 +66,20 @@ def change_budget(logs: list[Lines]) -> list[Lines]:
 
 
 def find_differing(logs: Sequence[Log], describe: Callable[[Log], dict[str, list[str]]]) -> Iterator[Found]:
-    """Yield the logs that differ from the first, with what differs and nothing else."""
+    """Yield the logs whose description differs from that of the first, with the differences."""
     first = describe(logs[0])
     for log in logs[1:]:
         facts = describe(log)
         keys = [key for key in {**first, **facts} if facts.get(key) != first.get(key)]
         if keys:
-            text = "; ".join(f"{k} {only(facts, first, k)}, not {only(first, facts, k)}" for k in keys)
+            text = "; ".join(
+                f"{k} {list_extra(facts, first, k)}, not {list_extra(first, facts, k)}" for k in keys
+            )
             yield Found(0, f"{text} as in {logs[0].path}", log)
 
 
-def only(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -> str:
-    """Return the values of a key that the others do not have."""
+def list_extra(values: dict[str, list[str]], others: dict[str, list[str]], key: str) -> str:
+    """List the values of a key that the others do not have, as text."""
     return ", ".join(value for value in values.get(key, []) if value not in others.get(key, [])) or "none"
 
 
@@ -222,13 +224,13 @@ def accuracies_are_of_the_whole_set(logs: Sequence[Log]) -> Iterator[Found]:
 
 
 def fits(values: Any, totals: Any) -> Any:
-    """Return where values are whole parts of totals, within the rounding of float32; one may be an array."""
+    """True where a value is a fraction of a total, within the rounding of float32; one may be an array."""
     parts = totals * values
     return abs(parts - np.rint(parts)) < 0.005 + parts * FLOAT32_ROUNDING
 
 
 def smallest_total(values: np.ndarray) -> int | None:
-    """Find the smallest total of which all values are whole parts. Few of them leave few totals to try."""
+    """Find the smallest total that all values are fractions of; a sieve of some leaves few to try."""
     totals = np.arange(100, MAX_TOTAL)
     for value in np.random.default_rng(0).permutation(values)[:MAX_SIEVES]:
         totals = totals[fits(value, totals)]
@@ -236,7 +238,7 @@ def smallest_total(values: np.ndarray) -> int | None:
 
 
 def hurry(lines: Lines) -> Lines:
-    """Let a run take half its time, with every figure to match."""
+    """Halve the time of a run, with every figure to match."""
     start = first_record(lines, "run_start")["time_ms"]
     faster = retime(lines, lambda ms: min(ms, (ms + start) // 2))
     throughput = edit_all("throughput", lambda r: {"value": r["value"] * 2})

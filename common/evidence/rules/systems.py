@@ -125,14 +125,14 @@ def the_name_is_the_folders(subject: Described) -> Iterator[Found]:
 def accelerators_are_counted(subject: Described) -> Iterator[Found]:
     """The accelerators of all nodes are as many as the system's name says (8xA100...)."""
     fields, named = fields_of(subject), re.match(r"([0-9]{1,5})x", subject.run_set.lead.system)
-    counts = [whole(fields.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]
+    counts = [parse_count(fields.get(name)) for name in ("number_of_nodes", "accelerators_per_node")]
     if named and None not in counts and int(named[1]) != (counts[0] or 0) * (counts[1] or 0):
         text = f"{counts[0]} nodes with {counts[1]} for {subject.run_set.lead.system}"
         yield Found(0, text, path=subject.path)
 
 
-def whole(value: object) -> int | None:
-    """Return a count that stands as a number or as text; None for anything else."""
+def parse_count(value: object) -> int | None:
+    """Read a count from a number or from text; None for anything else."""
     if isinstance(value, str):
         return int(value) if re.fullmatch("[0-9]{1,6}", value) else None
     number = finite(value)

@@ -62,14 +62,14 @@ def read_chain(data: bytes) -> Chain:
     head, faults = digest(data), dict[int, str]()
     for number, line, block in blocks(data):
         head = digest(block)
-        if line and (hash_stated := stated(line)) != head:
+        if line and (hash_stated := read_stated_hash(line)) != head:
             faults[number] = hash_stated
     breaks = tuple(line for line, hash_stated in faults.items() if hash_stated)
     return Chain(head, breaks, tuple(line for line, hash_stated in faults.items() if not hash_stated))
 
 
-def stated(line: bytes) -> str:
-    """Return the hash that a record states; '' for none, and for a line that is no record."""
+def read_stated_hash(line: bytes) -> str:
+    """Read the hash that a record states; '' for none, and for a line that is no record."""
     try:
         value = json.loads(line.rpartition(RECORD)[2])["metadata"][PREVIOUS]
     except (ValueError, TypeError, KeyError, RecursionError):

@@ -69,10 +69,10 @@ def list_decided(sealed: SealedSet) -> list[Decided]:
 
 
 class Turns:
-    """The decided seeds that no run has had yet.
+    """The decided seeds that no run has used yet.
 
-    A decision's seeds are taken in order; the rest of them may be left when more are decided. A run that left
-    no log may be made again.
+    The seeds of a decision are used in order; some may be left when more are decided. The seed of a run that
+    left no log may be used again.
     """
 
     def __init__(self, decided: Iterable[Decided]) -> None:
@@ -127,9 +127,9 @@ class Sealing:
     @cached_property
     def unsealed(self) -> list[Log]:
         """The logs that lay in the folder before it was sealed."""
-        return [log for log in self.run_set.logs if self.lay_there(log)]
+        return [log for log in self.run_set.logs if self.predates_seal(log)]
 
-    def lay_there(self, log: Log) -> bool:
+    def predates_seal(self, log: Log) -> bool:
         """Return whether a log lay in the folder before it was sealed."""
         return (
             self.seal is not None and result_name(log.path) in self.seal.unsealed and self.run_of(log) is None
@@ -169,12 +169,12 @@ class Sealing:
                 yield log, run
 
     def place(self, name: str) -> str:
-        """Return how a file of the set's folder is named to a person."""
+        """Return the path of a file in the set's folder for messages."""
         file = self.run_set.lead.file
         return label(file.parent / name) if file else name
 
     def describe(self, *, is_broken: bool = False) -> str:
-        """Say that a set is sealed, and what of it is not; '' for a set without a seal."""
+        """Say that a set is sealed, and which parts are not; '' for a set without a seal."""
         if self.sealed is None and not any(log.header("seal") for log in self.run_set.logs):
             return ""
         if is_broken or self.seal is None:

@@ -74,8 +74,8 @@ class Started(Strict):
 class Ended(Strict):
     """A run ended. `head` is that of its log; '' where no log is kept, because its clock had not started.
 
-    A run is `lost` whose log somebody removed while it ran. One is `killed` whose launcher was killed before
-    its clock had started; a later command in the folder has written that.
+    `lost`: somebody removed the log while it ran. `killed`: its launcher was killed before the clock had
+    started; a later command in the folder wrote this line.
     """
 
     event: Literal["ended"] = "ended"

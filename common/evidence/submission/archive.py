@@ -35,8 +35,8 @@ class Member(tarfile.TarInfo):
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Give a folder, for the time being, with the logs and descriptions of an archive, and what was refused.
+def unpack_archive(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a temporary folder with the logs and descriptions of an archive, and the refused members.
 
     Raises: UserError for a file that is no archive, or a damaged one.
     """

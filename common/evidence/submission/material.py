@@ -141,7 +141,7 @@ def material(entry: Entry, prefix: str) -> list[Item]:
 
 
 def started_from(entry: Entry) -> dict[str, str]:
-    """Return what the rules want stated of a system and implementation, from the logged configuration."""
+    """Return the facts that the rules ask of a system and implementation, from the logged configuration."""
     model, precision = entry.settings.get("model"), entry.settings.get("precision")
     is_known = isinstance(model, dict)
     has_checkpoint = isinstance(model, dict) and model.get("start") == "checkpoint"
@@ -189,7 +189,7 @@ def readme(entry: Entry) -> str:
 
 
 def closed_line(entry: Entry) -> str | None:
-    """Say how a full set of the closed division stands to MLCommons' reference; None of another set."""
+    """Compare a full closed set with MLCommons' reference in a line; None for any other set."""
     if entry.run_set.is_proxy or not entry.run_set.lead.is_closed:
         return None
     convergence = compare_with_reference(entry.benchmark, entry.counted)

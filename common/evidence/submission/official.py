@@ -111,7 +111,7 @@ def judge(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
             again = pool.map(lambda index, ruleset=ruleset: _compliance(calls[index][0], ruleset), refused)
             if all(verdict.verdict == "SUCCESS" for verdict in again):
                 why = f"the logs may be of the next round, and ruleset {ruleset} accepts them"
-                return [verdict.excused(why) if verdict.refuses else verdict for verdict in verdicts]
+                return [verdict.excuse(why) if verdict.refuses else verdict for verdict in verdicts]
     return verdicts
 
 
@@ -137,7 +137,7 @@ def judge_seeds(run_set: RunSet, chosen: str | None = None) -> list[Verdict]:
     if not any(log.is_closed for log in run_set.logs):
         verdict = replace(verdict, is_applied=False)
     elif verdict.refuses and lacks_seeds(run_set, known[-1]):
-        verdict = verdict.excused(f"the rules ask for seeds from {SEEDS_ASKED} on")
+        verdict = verdict.excuse(f"the rules ask for seeds from {SEEDS_ASKED} on")
     return [verdict]
 
 
@@ -173,7 +173,7 @@ def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdic
         file = copy / "points.json"
         file.write_text(json.dumps(points), encoding="utf-8")
         verdict = _ask("RCP", run_set.folder, known[-1], *arguments, "--custom_rcps", str(file))
-    return [verdict.excused("size mini stands beside the committed runs of this suite, not MLCommons'")]
+    return [verdict.excuse("size mini stands beside the committed runs of this suite, not MLCommons'")]
 
 
 def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list[Verdict]:
@@ -201,12 +201,12 @@ def judge_description(file: Path, ruleset: str) -> Verdict:
         with tempfile.TemporaryDirectory() as name:
             copy_description(file, Path(name, file.name), mends_status=True)
             if ask(Path(name, file.name)).verdict == "SUCCESS":
-                return verdict.excused(f"MLCommons accepts the status '{word}', and all else is right")
+                return verdict.excuse(f"MLCommons accepts the status '{word}', and all else is right")
     return verdict
 
 
 def other_status(file: Path) -> str:
-    """The status of a description, if it is a word that only the checker's list lacks; else ''."""
+    """Read the status of a description if only the checker's list of words lacks it; else ''."""
     status = described(file).get("status")
     known = [word.lower() for word in (*STATUS, "available", *STATUS.values())]
     is_word = isinstance(status, str) and status.lower().startswith(tuple(known))
@@ -214,7 +214,7 @@ def other_status(file: Path) -> str:
 
 
 def described(file: Path) -> dict[str, object]:
-    """The fields of a description; none of what `system.read` refuses."""
+    """Return the fields of a description; none if `system.read` refuses it."""
     try:
         fields = read(file, takes_repeated=True)
     except ValueError:
@@ -233,7 +233,7 @@ def copy_description(file: Path, target: Path, *, mends_status: bool) -> None:
 def judge_tree(folder: Path) -> list[Verdict]:
     """Return the verdicts on an assembled `<submitter>/`: by each benchmark's rounds, and as a repository.
 
-    The package checker has no reference convergence points of size mini, and is told so.
+    For size mini the package checker has no reference convergence points and skips that check.
     """
     verdicts = []
     run_sets = load([folder / "results"])
@@ -266,7 +266,7 @@ def _compliance(log: Log, ruleset: str) -> Verdict:
     arguments = ("--usage", "training", "--ruleset", ruleset, *LOG, str(log.file))
     verdict = _ask("compliance", log.path, ruleset, *arguments)
     if verdict.refuses and log.is_honest_miss:  # rule S408 counts them
-        return verdict.excused("the run missed its target and says so; a set may have one")
+        return verdict.excuse("the run missed its target and says so; a set may have one")
     return verdict
 
 
@@ -302,7 +302,7 @@ def _descriptions(folder: Path, run_sets: Sequence[RunSet]) -> list[Path]:
 
 
 def _judge_group(folder: Path, run_sets: Sequence[RunSet], ruleset: str, chosen: str | None) -> Verdict:
-    """Judge the run sets of one round; excused where only what MLCommons accepts is wrong."""
+    """Judge the run sets of one round; a refusal of only what MLCommons accepts is excused."""
     files, shown = _descriptions(folder, run_sets), label(folder.parent)
     with _copy(run_sets, files) as copy:
         verdict = _submission(copy, shown, ruleset)
@@ -316,7 +316,7 @@ def _judge_group(folder: Path, run_sets: Sequence[RunSet], ruleset: str, chosen:
             differs += ["with another word for the status"] * (has_other_words and other >= STATUS_LISTED)
             differs += [f"by ruleset {other}"] * (other != ruleset)
             if differs and _submission(copy, shown, other, *seedless).verdict == "SUCCESS":
-                return verdict.excused(f"accepted {', '.join(differs)}")
+                return verdict.excuse(f"accepted {', '.join(differs)}")
     return verdict
 
 
@@ -330,7 +330,7 @@ def _submission(copy: Path, shown: str, ruleset: str, *options: str) -> Verdict:
 def _copy(
     run_sets: Sequence[RunSet], descriptions: Sequence[Path] = (), *, mends_status: bool = False
 ) -> Iterator[Path]:
-    """Give a submission of the readable logs and the descriptions, in a folder for the time being."""
+    """Yield a temporary folder with a submission of the readable logs and the descriptions."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name, "submission")
         (root / "systems").mkdir(parents=True)

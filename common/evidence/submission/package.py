@@ -47,7 +47,7 @@ MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; oth
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of a package. `revision` '': as the logs say."""
+    """Options of a package. `revision` '': the commit that the logs name."""
 
     submitter: str
     implementation: str
@@ -339,7 +339,7 @@ def write(package: Package, out: Path) -> None:
 
 
 def put_in_place(finished: Path, out: Path) -> None:
-    """Give a finished file or folder its name, which nothing may have: an empty one reserves it first."""
+    """Move a finished file or folder to `out`, a new name that an empty one reserves first."""
     try:
         if finished.is_dir():
             out.mkdir()
@@ -360,7 +360,7 @@ def write_tree(items: Mapping[str, Item], folder: Path) -> None:
 
 
 def write_tar(items: Mapping[str, Item], stream: IO[bytes]) -> None:
-    """Write files as a tar.gz without times, owners or an order of its own."""
+    """Write files as a reproducible tar.gz: sorted, without times and owners."""
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=stream, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,

@@ -1,4 +1,4 @@
-"""Reads the logs of runs, once or while they grow, and keeps a tracker's store up to date."""
+"""Read the logs of runs, once or while they grow, and keep a tracker's store up to date."""
 
 import os
 import time
@@ -20,9 +20,9 @@ BROKEN_OFF_S = 86_400  # a log without run_stop that did not grow for a day is o
 
 
 class Exporter:
-    """Gives a store each run below the paths once, and again where its log has grown.
+    """Export of the runs below some paths to a store: once, and again whenever a log has grown.
 
-    A line that is cut is no record; it is read when the rest of it stands in the file.
+    An incomplete last line is read when the rest of it is in the file.
     """
 
     def __init__(self, paths: Sequence[Path], store: Store, report: Callable[[str], None]) -> None:

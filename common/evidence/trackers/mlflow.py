@@ -85,7 +85,7 @@ class MlflowStore(Store):
         return created.info.run_id, set()
 
     def missing(self, run_id: str, run: TrackedRun) -> list[Measurement]:
-        """Return the measurements that the store lacks, and those of the end."""
+        """Return the measurements that the store lacks, those of the run's end included."""
         wanted = list(run.measurements)
         if run.stop_ms is not None:
             seconds = (run.stop_ms - run.start_ms) / 1000

@@ -7,7 +7,7 @@ import pytest
 
 from common.evidence.audit import audit_log, audit_paths, audit_set, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.rules.copies import Beside
+from common.evidence.rules.copies import SetAndStudies
 from tests.committed import committed_results
 from tests.common.evidence import forgeries
 
@@ -19,7 +19,7 @@ AUDITED = {}  # id of a log -> the log, and the rules that it breaks
 
 def broken_rules(run_set, studied=()):
     """Return the rules that find something in a set, with the severity; each log is audited once."""
-    of_set = audit_set(run_set) + find_broken_rules("F", Beside(run_set, studied), run_set.lead)
+    of_set = audit_set(run_set) + find_broken_rules("F", SetAndStudies(run_set, studied), run_set.lead)
     for log in run_set.logs:
         if id(log) not in AUDITED:
             AUDITED[id(log)] = log, {(finding.rule, finding.severity) for finding in audit_log(log)}

@@ -7,8 +7,8 @@ import pytest
 from common.evidence.audit import audit, audit_log, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules import RULES
-from common.evidence.rules.copies import Beside, borrow_trace
-from common.evidence.rules.rounds import Chosen, last_round
+from common.evidence.rules.copies import SetAndStudies, borrow_trace
+from common.evidence.rules.rounds import ChosenRound, last_round
 from common.evidence.rules.rule import (
     add,
     chain,
@@ -74,9 +74,9 @@ def audit_changed(golden, folder, family, breaks=lambda good: good, size="full")
             description, why = broken if isinstance(broken, tuple) else (broken, "")
             subject = Described(good, "here.json", description, why)
         case "F":
-            subject = breaks(Beside(good, []))
+            subject = breaks(SetAndStudies(good, []))
         case "R":
-            subject = breaks(Chosen(good, last_round("resnet")))
+            subject = breaks(ChosenRound(good, last_round("resnet")))
         case "N":
             subject = breaks(stamped(good))
     return find_broken_rules(family, subject, good.lead)
@@ -257,7 +257,7 @@ def test_threads_count_where_the_cpu_computes(golden):
 
 def test_the_first_trial_of_a_search_may_miss_with_the_recipe_of_a_set(golden):
     (about,) = [about for about in RULES if about.id == "F801"]
-    hidden = about.breaks(Beside(run_set(golden.set()), []))
+    hidden = about.breaks(SetAndStudies(run_set(golden.set()), []))
     reached = hidden._replace(studied=hidden.run_set.logs)
     assert find_broken_rules("F", reached, hidden.run_set.lead) == []
     for name, expected in (("trial0", set()), ("trial0+ema", set()), ("trial01", {"F801"}), ("x", {"F801"})):
