@@ -26,10 +26,10 @@ COUNTED = {  # ratio of a claim -> field of a run, and its unit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computed:
-    """A claim against one published set: the figure with its interval, how it is made and from which files.
+class ComputedClaim:
+    """A claimed ratio computed from the runs of one published set, with its interval, formula and files.
 
-    `without_evaluation`: a ratio of rates again, evaluation left out where only `of` logs it.
+    `without_evaluation`: a ratio of rates without the evaluation of `of`, if only `of` logs it.
     """
 
     against: Published
@@ -41,28 +41,28 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A claim, its figures (the first decides) and the verdict.
 
-    It holds inside the interval, when rounded, or between two ways to count.
+    A claim holds within the interval, if it is the rounded figure, or between two ways to count evaluation.
     """
 
     claim: Claim
-    computed: tuple[Computed, ...]
+    computed: tuple[ComputedClaim, ...]
     verdict: str
-    official_metric: str  # bert: what the other counting of masked tokens does to it
+    official_metric: str  # bert: what is left of it by the official count of masked tokens
 
 
-def judge(reported: Reported) -> list[Judged]:
+def judge(reported: Reported) -> list[JudgedClaim]:
     judged = []
     for claim in reported.claims:
         computed = tuple(_compute(claim, against) for against in claim.against)
         metric = _official_metric(claim, reported.target) if reported.benchmark == "bert" else ""
-        judged.append(Judged(claim, computed, _verdict(claim, computed[0]), metric))
+        judged.append(JudgedClaim(claim, computed, _verdict(claim, computed[0]), metric))
     return judged
 
 
-def _verdict(claim: Claim, computed: Computed) -> str:
+def _verdict(claim: Claim, computed: ComputedClaim) -> str:
     value, limits = computed.value, computed.interval
     low, high = sorted((value, computed.without_evaluation or value))
     is_rounded = round(value, 2 if claim.is_less_time else 1) == claim.value
@@ -72,7 +72,7 @@ def _verdict(claim: Claim, computed: Computed) -> str:
     return UNDERSTATED if value > claim.value else OVERSTATED
 
 
-def _compute(claim: Claim, against: Published) -> Computed:
+def _compute(claim: Claim, against: Published) -> ComputedClaim:
     a, b = against.score, claim.of.score
     other = None
     if claim.ratio == "minutes":
@@ -86,7 +86,7 @@ def _compute(claim: Claim, against: Published) -> Computed:
         training = positive(b.converged, "samples_per_s")
         if claim.ratio != "samples" and training and not positive(a.converged, "samples_per_s"):
             other = means[0] / statistics.fmean(training)
-    return Computed(
+    return ComputedClaim(
         against=against,
         value=value,
         interval=limits,
@@ -120,7 +120,7 @@ def _official_metric(claim: Claim, target: float) -> str:
     if max(qualities) < target:
         mean = statistics.fmean(qualities)
         return f"between equals, but only to {mean:.4f}: neither side reached the official {target:g}"
-    lower = masked_accuracy.converted(target, MOSAIC, OFFICIAL)
+    lower = masked_accuracy.convert(target, MOSAIC, OFFICIAL)
     return (
         f"not the same target: {of.submitter} stopped at {qualities[0]:.4f} ({target:g} of {MOSAIC:,} tokens "
         f"is {lower:.4f}), {against.submitter} at {qualities[1]:.4f}. Both to {lower:.4f}: "
@@ -144,4 +144,4 @@ def _at_equal_quality(claim: Claim, against: Published) -> str:
 
 
 def _official(entry: Published) -> float:
-    return masked_accuracy.converted(entry.score.quality or 0.0, entry.masked_tokens, OFFICIAL)
+    return masked_accuracy.convert(entry.score.quality or 0.0, entry.masked_tokens, OFFICIAL)

@@ -27,16 +27,16 @@ from common.evidence.score import Run, olympic_mean, run_of
 
 Entry = dict[str, Any]
 LISTED = re.compile(r"\b(A100|H100|H200)\b")
-MOSAIC_DEVICES = "8x A100 80 GB"  # of MosaicML's sets: others of these have figures by MosaicML's count, too
+MOSAIC_DEVICES = "8x A100 80 GB"  # of MosaicML; other BERT sets on these get figures by its count, too
 WIDTH = 140
 
 
 def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the sets below `paths` as entries, by benchmark, then those that are left out and why.
 
-    Listed are the sets of the closed division on one node of A100, H100 or H200 GPUs, and any set whose own
-    folder is a path, with its curve and, of bert, where it passed MosaicML's count of the target. A set with
-    the logs of one before it is named in that one's entry.
+    Sets of the closed division on one node of A100, H100 or H200 GPUs are listed, and any set whose own
+    folder is in `paths`, with its curve and, for bert, where it passed the target by MosaicML's count. A set
+    with the same logs as an earlier one is named in the earlier entry.
     Raises: UserError.
     """
     named = {path.absolute() for path in paths}
@@ -112,7 +112,7 @@ def make_entry(run_set: RunSet, fields: Mapping[str, object], *, is_named: bool)
 
 
 def samples_at_target(log: Log, run: Run, batch_size: float) -> float | None:
-    """A run that missed has None; logs whose epoch_num counts no samples state them at the end."""
+    """Read a run's samples, None if it missed; `train_samples` where epoch_num counts no samples."""
     if not math.isfinite(run.minutes):
         return None
     if run.samples is not None and run.samples >= batch_size:
@@ -143,13 +143,13 @@ def mean_curve(logs: Sequence[Log]) -> list[tuple[int, float]]:
 
 
 def digest(logs: Sequence[Log]) -> str:
-    """Times and accuracies decide it: the same runs under another name have the same."""
+    """Hash times and accuracies: the same runs under another name have the same digest."""
     keys = ("run_start", "eval_accuracy", "run_stop")
     facts = sorted(json.dumps([(e.key, e.time_ms, e.value) for e in log.events(*keys)]) for log in logs)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
 def as_yaml(entry: Entry) -> str:
-    """Write an entry as a mapping between braces, in an indented list."""
+    """Write an entry as a YAML flow mapping in an indented list."""
     text = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=WIDTH)
     return "  - " + text.strip().replace("\n", "\n    ")

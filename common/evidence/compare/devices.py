@@ -55,7 +55,7 @@ def of_log(log: Log) -> Devices:
 
 
 def of_description(fields: Mapping[str, object]) -> Devices:
-    """Read a system's description; nothing of a model that nobody stated."""
+    """Read a system's description; a model that nobody stated is left out."""
     part = "accelerator" if count(fields, "accelerators_per_node") else "host_processor"
     number = count(fields, "number_of_nodes") * count(fields, f"{part}s_per_node")
     model = fields.get(f"{part}_model_name")

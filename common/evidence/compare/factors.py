@@ -17,7 +17,7 @@ from common.evidence.log import Log, Point
 
 @dataclass(frozen=True)
 class TimeSplit:
-    """Minutes until the first block, of training and of evaluation up to the crossing, and after it.
+    """Minutes before the first block, of training and evaluation up to the crossing, and after the crossing.
 
     `samples` were consumed at the crossing; None if not logged. A run without a crossing has no overshoot.
     """
@@ -82,7 +82,7 @@ def crossing(curve: Sequence[Point], target: float) -> Crossing | None:
 
 
 def time_split(log: Log) -> TimeSplit | None:
-    """Split one run's minutes by its log lines; None without them. Odd times are clipped into the run."""
+    """Split one run's minutes; None if its log states none. Times outside the run are clipped to it."""
     start = log.first("run_start")
     if start is None or not log.minutes:
         return None

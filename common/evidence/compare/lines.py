@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from common.evidence.compare.claims import VERDICTS, Computed, Judged
+from common.evidence.compare.claims import VERDICTS, ComputedClaim, JudgedClaim
 from common.evidence.compare.masked_accuracy import COUNTINGS
 from common.evidence.compare.rcp import ACCEPTED, REFUSED, SCALED, Convergence
 from common.evidence.compare.reported import Claim
@@ -86,7 +86,7 @@ def counting_line(whose: str, counting: Counting) -> str:
 
 
 def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
-    """Yield a set beside the reference of the closed division, and what the difference means."""
+    """Compare a set with the reference of the closed division, and say what the difference means."""
     if convergence is None:
         return
     point, measured = convergence.point, convergence.measured
@@ -113,7 +113,7 @@ def convergence_lines(convergence: Convergence | None) -> Iterator[str]:
 
 
 def conclusion(comparison: Reproduction) -> str:
-    """Return the one verdict; before it stand the accelerators where they are others, or unknown."""
+    """Return the verdict, after a remark on accelerators that are not the published ones or unknown."""
     theirs, verdict = comparison.published, "NOT REPRODUCED"
     if comparison.is_same_runs:
         return "IDENTICAL: these are the published runs themselves: this checks the arithmetic, not a machine"
@@ -131,7 +131,7 @@ def conclusion(comparison: Reproduction) -> str:
     return f"{place}{verdict}: {text}"
 
 
-def claim_lines(judged: Judged) -> Iterator[str]:
+def claim_lines(judged: JudgedClaim) -> Iterator[str]:
     """Yield a claim, its figures with formula and files, and the verdict."""
     claim = judged.claim
     yield f'  "{claim.says}" ({claim.source}): {VERDICTS[judged.verdict]}'
@@ -142,8 +142,8 @@ def claim_lines(judged: Judged) -> Iterator[str]:
         yield f"    official metric: {judged.official_metric}"
 
 
-def figure_lines(claim: Claim, computed: Computed) -> Iterator[str]:
-    """Yield what a claim is by the runs, with its interval and formula, and what counting does to it."""
+def figure_lines(claim: Claim, computed: ComputedClaim) -> Iterator[str]:
+    """Yield the claimed figure computed from the runs, with interval and formula, and without evaluation."""
     form, unit = (percent, "") if claim.is_less_time else (TWO_DIGITS, "x")
     limits = f" (95 % {between(computed.interval, form)})" if computed.interval else ""
     yield f"{form(computed.value)}{unit}{limits} = {computed.formula}"
@@ -169,7 +169,7 @@ def reproduction_json(comparison: Reproduction) -> dict[str, object]:
     }
 
 
-def claim_json(judged: Judged) -> dict[str, object]:
+def claim_json(judged: JudgedClaim) -> dict[str, object]:
     return {
         "says": judged.claim.says,
         "source": judged.claim.source,

@@ -1,7 +1,7 @@
 """BERT's accuracy in two countings: the official one, and the one that the published runs stopped at.
 
 The evaluation set of the reference has 428,235 masked tokens. MosaicML's loader put a label at position 0 of
-each sample with fewer than 76 of them, 6,946 more tokens, which the model always got right. So a logged m is
+each sample with fewer than 76 of them, 6,946 tokens more, which the model always got right. With its accuracy m
 
     official = (m x 435,181 - 6,946) / 428,235
 
@@ -19,7 +19,7 @@ MAX_RESIDUE = 0.05  # tokens; the published accuracies, 32-bit floats, are withi
 MIN_EVALUATIONS = 3  # by chance one accuracy fits a counting with probability 0.1
 
 
-def converted(accuracy: float, counted: int, wanted: int) -> float:
+def convert(accuracy: float, counted: int, wanted: int) -> float:
     """Return an accuracy of `counted` tokens as one of `wanted`; both are keys of COUNTINGS."""
     if counted == wanted:
         return accuracy
@@ -46,8 +46,8 @@ def counted_tokens(log: Log) -> int | None:
 
 
 def curve(log: Log, wanted: int) -> tuple[Point, ...]:
-    """Return the log's evaluations in a counting; empty where the log's own is another set's or unknown."""
+    """Return the evaluations in the counting `wanted`; empty if the log's own counting is unknown."""
     counted = counted_tokens(log)
     if counted not in COUNTINGS:
         return ()
-    return tuple(point._replace(accuracy=converted(point.accuracy, counted, wanted)) for point in log.curve)
+    return tuple(point._replace(accuracy=convert(point.accuracy, counted, wanted)) for point in log.curve)

@@ -32,7 +32,7 @@ BY_MOSAIC = f"by {COUNTINGS[MOSAIC]}"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Samples to target of the runs of a set, infinite of a miss, at evaluations `step` samples apart.
+    """Samples to target of the runs of a set (infinite: a miss), at evaluations `step` samples apart.
 
     `is_hollow`: by MosaicML's count of masked tokens.
     """
@@ -46,7 +46,7 @@ class Place:
 
 
 def write_picture(path: Path, published: Mapping[str, Reported], run_sets: Sequence[RunSet]) -> None:
-    """Write an SVG file with a panel for each benchmark; of the run sets those of size full are in it."""
+    """Write an SVG file with a panel for each benchmark; run sets of size mini are left out."""
 
     def plot(axes: Axes, _: str, facts: Reported) -> None:
         _plot_benchmark(axes, facts, [*published_places(facts), *measured_places(facts, run_sets)])
@@ -140,7 +140,7 @@ def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> Non
 
 
 def _plot_reference(axes: Axes, benchmark: str, smallest: int, largest: int) -> None:
-    """Plot the mean of MLCommons' reference, and down to which mean the closed division accepts a set."""
+    """Plot the mean of MLCommons' reference, and the least mean that the closed division accepts."""
     ruleset = last_round(benchmark)
     points = load_points(benchmark, ruleset)
     largest = min(largest, points[-1].batch_size)

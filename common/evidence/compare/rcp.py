@@ -118,7 +118,7 @@ def prune(benchmark: str, points: Sequence[ReferencePoint]) -> list[ReferencePoi
 
 
 def point_at(benchmark: str, batch_size: int, ruleset: str) -> ReferencePoint | None:
-    """Find the reference at a batch size: a point, or between two; below all the first, above them None."""
+    """Return the reference at a batch size, interpolated between points; below all the first, above None."""
     points = load_points(benchmark, ruleset)
     index = bisect_left(points, batch_size, key=lambda point: point.batch_size)
     if index == len(points):
@@ -177,7 +177,7 @@ def judge(measured: float, point: ReferencePoint) -> str:
 
 
 def consumed(log: Log) -> float:
-    """Read the epochs or samples at the end of a run that reached its target; infinite of any other."""
+    """Read the epochs or samples at the end of a run that reached its target; infinite for any other."""
     event = log.last("eval_accuracy")
     number = finite(event.metadata.get("epoch_num")) if event and log.is_converged else None
     return number if number is not None and number > 0 else math.inf
@@ -195,11 +195,11 @@ def last_step(counts: Sequence[float | None]) -> float:
 
 
 def mean_of_stops(stops: Sequence[float], step: float) -> Estimate | None:
-    """Return the mean of what runs took to the target, infinite of a miss; None where two or more missed.
+    """Return the mean of the epochs or samples to target (infinite: a miss); None if two or more runs missed.
 
-    The mean is without the fastest and the slowest run, as that of a score. The interval is of the mean of
-    all, and none where one missed. Runs stop at evaluations `step` apart: one rounding adds step^2 / 12 to
-    the variance, half of what `rounding_squares` adds to a difference.
+    The mean is without the fastest and the slowest run, as in a score; the interval is of the mean of all
+    runs, None if one missed. Runs stop at evaluations `step` apart: this one rounding adds step^2 / 12 to the
+    variance, half of what `rounding_squares` adds to a difference.
     """
     value, limits = olympic_mean(stops), None
     if value is None:
@@ -224,7 +224,7 @@ def is_committed(lead: Log) -> bool:
 def committed_points(lead: Log) -> dict[str, dict[str, object]]:
     """Return the committed runs of size mini of a log's configuration, in the form of MLCommons' points.
 
-    There is one for each batch size with more runs than the fastest and the slowest. Its own set is left out.
+    There is one for each batch size with three runs or more. The set of `lead` itself is left out.
     """
     judged = lead.file.parent.resolve() if lead.file else None
     epochs: dict[object, list[float]] = {}

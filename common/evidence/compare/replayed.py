@@ -1,4 +1,4 @@
-"""Compares the log of a run with that of the same run made again, record by record.
+"""Compare the log of a run with that of the same run made again, record by record.
 
 On the same hardware with the same versions and threads each loss, accuracy and sample count is the same to
 the last bit. Elsewhere rounding differs, and the two runs drift apart. They agree if no loss and no accuracy
@@ -17,7 +17,7 @@ from common.evidence.rules.systems import describe_set, fields_of
 
 LOSS, ACCURACY, DATA, END = "train_loss", "eval_accuracy", "dataset_fingerprint", "run_stop"
 PLACES = ("epoch_num", "samples")  # of a record, in its metadata
-COUNTS = ("correct", "total", "status")  # in it, too, and compared
+COUNTS = ("correct", "total", "status")  # also in the metadata, and compared
 MACHINE = {"device": "device", "num_threads": "threads"}  # records that name the machine -> in words
 WITH = ", with "  # stands between the model of a processor and its caches or instructions
 NOT_COMPARED = (*MACHINE, "processor", "cache_clear", "form_used", "method", "optimizer_class")
@@ -36,7 +36,7 @@ TOLERANCES = {"bert": Tolerance(loss=0.02, accuracy=0.01)}
 
 
 class Pair(NamedTuple):
-    """A record of the log and the one that stands in its place in the replay; None where none does."""
+    """A record of the log and the one in its place in the replay; None if there is none."""
 
     before: Event | None
     after: Event | None
@@ -129,7 +129,7 @@ class Replayed(NamedTuple):
 def compare(log: Log, again: Log, processors: tuple[str, str]) -> Replayed:
     """Compare two logs; `processors` are the models that made them, '' for one that is not known.
 
-    A log that a fault has ended is compared up to there.
+    A log that a fault has ended is compared up to its last record.
     """
     before, after = (list(entry.events(DATA, LOSS, ACCURACY, END)) for entry in (log, again))
     if not log.came_to_its_end:
@@ -147,7 +147,7 @@ def compare_facts(log: Log, again: Log) -> list[Pair]:
 
 
 def facts(log: Log) -> Sequence[Event]:
-    """Return the facts about the recipe; those of the submission are free, as in recipes.py."""
+    """Return the facts about the recipe; facts about the submission may differ, as in recipes.py."""
     head = takewhile(lambda event: event.key != "run_start", log.records)
     return [
         event for event in head if event.key not in NOT_COMPARED and not event.key.startswith("submission_")
@@ -263,7 +263,7 @@ def percent_of(share: float) -> str:
 
 
 def as_json(replayed: Replayed) -> dict[str, Any]:
-    """Return all that is compared of a log and its replay; of losses and accuracies samples and values."""
+    """Return the comparison for JSON; a loss or an accuracy is [samples, value there, value now]."""
     part, logs = replayed.first, (replayed.log, replayed.again)
     stops = [log.last(END) for log in logs]
     losses, accuracies = (

@@ -22,12 +22,12 @@ MAX_TITLES = 8  # of a line that names several sets
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One published run set. `configurations` are ours that stand for it; none for a peer.
+    """One published run set. `configurations` are ours that reproduce it; none for a peer.
 
     `evaluated_every`: samples between its last two evaluations; 0 where its logs do not count samples.
     `mosaic_minutes`, `mosaic_samples`: where a set of bert that stopped at the official target had passed it
-    by MosaicML's count. `repeated_in`: folders of later rounds with the same logs. `samples_factor`: times
-    its samples, what the official target is estimated to take where its runs stopped below that.
+    by MosaicML's count. `repeated_in`: folders of later rounds with the same logs. `samples_factor`: the
+    estimated samples to the official target over its own samples, if its runs stopped below that target.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Published:
         return f"{self.label} ({self.accelerators}, {self.division})"
 
     def has_words(self, name: str) -> bool:
-        """True if the title, spaces or not, or a folder with the same logs has each word of a name."""
+        """True if the title (spaces or not), or a folder with the same logs, has each word of `name`."""
         title = self.title.lower()
         texts = (title + " " + title.replace(" ", ""), *map(str.lower, self.repeated_in))
         return any(all(word in text for word in name.lower().split()) for text in texts)
@@ -62,7 +62,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A stated figure: `ratio` (minutes, samples or samples_per_s) of `against`, each, over that of `of`."""
+    """A stated figure: the `ratio` of minutes, samples or samples_per_s of a set in `against` over `of`."""
 
     says: str
     value: float
@@ -93,12 +93,12 @@ class Reported:
         return next((entry for entry in self.sets if configuration in entry.configurations), None)
 
     def find(self, name: str) -> Published:
-        """Return the entry that is called so, or the only one that `has_words` of the name.
+        """Return the entry that is called `name`, or the only one that `has_words` of it.
 
         Raises: UserError with the near names.
         """
         entries = self.sets + self.peers
-        matches = called(entries, name) or [entry for entry in entries if entry.has_words(name)]
+        matches = select_named(entries, name) or [entry for entry in entries if entry.has_words(name)]
         if len(matches) == 1:
             return matches[0]
         what = f"published result of {self.benchmark} is called '{printable(name)}'"
@@ -112,13 +112,13 @@ class Reported:
         raise UserError(f"more than one {what}", hint=hint)
 
 
-def called(entries: Sequence[Published], name: str) -> list[Published]:
-    """Return those whose system, or submitter, round and system, is the name."""
+def select_named(entries: Sequence[Published], name: str) -> list[Published]:
+    """Select the entries whose system, or submitter, round and system, is `name`."""
     return [entry for entry in entries if name in (entry.name, entry.label)]
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Read a reported.yaml, where PyYAML has it by the loader of libyaml, several times as fast."""
+    """Read a reported.yaml, by libyaml's loader if PyYAML has it: it is several times as fast."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     facts: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     return facts
@@ -147,7 +147,7 @@ def _reported(facts: dict[str, Any], folder: str) -> Reported:
     )
 
     def find(name: str) -> Published:
-        matches = called(sets + peers, name)
+        matches = select_named(sets + peers, name)
         if len(matches) != 1:
             raise ValueError(f"a claim: {len(matches)} sets are called '{name}'")
         return matches[0]
@@ -206,10 +206,10 @@ def _run(
     rate: float | None,
     quality: float,
 ) -> Run:
-    """Return one run; without samples to target it missed it.
+    """Return one run; without samples to target it missed the target.
 
-    Its evaluation is what the published rate of training leaves out, or the set's mean. Start-up and
-    overshoot are the set's means; which seconds of evaluation fell into the overshoot is not published.
+    Its evaluation is the time that the published rate of training leaves over, else the set's mean. Start-up
+    and overshoot are the set's means; which seconds of evaluation fell into the overshoot is not published.
     """
     parts = (entry.get(f"{name}_s") for name in ("evaluation", "startup", "overshoot"))
     evaluation, startup, overshoot = (None if part is None else part / 60 for part in parts)

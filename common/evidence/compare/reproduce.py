@@ -1,9 +1,9 @@
 """Compare a run set with a published one, factor by factor: throughput, samples to target, the other parts.
 
 A factor is reproduced when two one-sided tests at 5 % place the ratio of geometric means within the margin,
-and better or worse when its 95 % interval leaves 1 out; otherwise so few runs cannot tell. Another machine
-explains another throughput, but not other samples to target; there, or where the accelerators are not known,
-better is not reproduced. A run that missed its target has no factors.
+and better or worse when its 95 % interval excludes 1; otherwise the runs are too few to decide. Another
+machine explains another throughput, but not other samples to target. On other or unknown accelerators a
+better factor does not count as reproduced. A run that missed its target has no factors.
 """
 
 import math
@@ -69,7 +69,7 @@ class Counting:
 class Reproduction:
     """A run set against a published one. `why_not`: what forbids a comparison; then there are no factors.
 
-    `convergence` is beside MLCommons' reference, and decides nothing; None of a proxy or of several recipes.
+    `convergence` compares it with MLCommons' reference and decides nothing; None for a proxy or a mixed set.
     """
 
     score: Score
@@ -93,7 +93,7 @@ class Reproduction:
     def is_reproduced(self) -> bool:
         """True if the set has a score, and throughput and samples to target are reproduced.
 
-        Better is as good where the accelerators are the published ones. The published runs themselves agree.
+        On the published accelerators a better factor counts, too. The published runs reproduce themselves.
         """
         if self.is_same_runs:
             return True
@@ -105,7 +105,7 @@ class Reproduction:
 
 
 def reproduce(run_set: RunSet, published: Published | None, margin: float = MARGIN) -> Reproduction:
-    """Compare; a proxy, or a set without a published counterpart, is not compared at all."""
+    """Compare a run set with a published one; a proxy, or a set without a counterpart, is not compared."""
     ours = score(run_set)
     why_not = ""
     if ours.is_proxy:
@@ -238,7 +238,7 @@ def count_published(published: Published) -> tuple[Counting, ...]:
     for tokens in COUNTINGS:
         counted = published.masked_tokens
         stops = [run.quality for run in score.counting if run.quality]
-        qualities = [masked_accuracy.converted(quality, counted, tokens) for quality in stops]
+        qualities = [masked_accuracy.convert(quality, counted, tokens) for quality in stops]
         samples = score.samples_to_target if tokens == counted else mean_of(published.mosaic_samples)
         num_reached = sum(quality >= score.target for quality in qualities)
         countings.append(_counting(tokens, qualities, num_reached, samples))
@@ -256,7 +256,7 @@ def _counting(tokens: int, qualities: Sequence[float], num_reached: int, samples
 
 
 def choose_published(reported: Reported, run_set: RunSet) -> Published | None:
-    """Return the entry of the same runs; else of a foreign set by its name, of ours by configuration."""
+    """Return the entry of the same runs, else of a foreign set's name, else of the set's configuration."""
     ours = score(run_set)
     entries = reported.sets + reported.peers
     same = next((entry for entry in entries if are_same_runs(ours, entry.score)), None)

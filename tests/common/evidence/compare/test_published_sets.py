@@ -11,7 +11,7 @@ import yaml
 
 from common.errors import UserError
 from common.evidence.compare.devices import of_description
-from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, convert
 from common.evidence.compare.picture import KINDS, measured_places
 from common.evidence.compare.reported import SOURCE, load_reported, read_facts
 from common.evidence.log import NUM_RUNS, load
@@ -78,7 +78,7 @@ def test_an_entry_has_the_figures_of_its_logs(golden, tmp_path, benchmark):
     assert entry["global_batch_size"] == 3200 and "curve" not in entry
     assert entry["evaluated_every"] == 12 * (EPOCH if benchmark == "resnet" else 100_000)
     if benchmark == "bert":  # 0.7162 of the official tokens is more than 0.72 of MosaicML's
-        assert converted(0.7162, OFFICIAL, MOSAIC) > 0.72 > converted(0.7, OFFICIAL, MOSAIC)
+        assert convert(0.7162, OFFICIAL, MOSAIC) > 0.72 > convert(0.7, OFFICIAL, MOSAIC)
         assert entry["mosaic_samples"] == [2_400_000] * 10
         assert entry["mosaic_minutes"] == pytest.approx([(1000 + 10 * n) / 90 for n in range(10)], abs=1e-4)
     else:
@@ -309,6 +309,6 @@ def test_the_page_of_bert_states_the_curves_of_the_file():
         assert f" after {left // entry['global_batch_size']}" in page
         assert entry["evaluated_every"] == places[0] == 57 * entry["global_batch_size"]
     samples, accuracies = zip(*first["curve"], strict=True)
-    near, end = np.interp((converted(0.72, MOSAIC, OFFICIAL), 0.72), accuracies, samples) / 1e6
+    near, end = np.interp((convert(0.72, MOSAIC, OFFICIAL), 0.72), accuracies, samples) / 1e6
     ratio = f"{end / near:.2f} ({end:.3f} / {near:.3f} million), so {end / near * 0.64064:.2f} M"
     assert ratio in page and second["curve"][-1][1] < 0.72 <= accuracies[-1]

@@ -6,7 +6,7 @@ import pytest
 
 from common.evidence.compare import masked_accuracy
 from common.evidence.compare.lines import reproduction_json, reproduction_lines
-from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, converted, counted_tokens
+from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL, convert, counted_tokens
 from common.evidence.compare.reported import load_reported
 from common.evidence.compare.reproduce import reproduce
 from common.evidence.log import RunSet, parse_log
@@ -45,7 +45,7 @@ def bert_log(golden, index, official=True):
         if official:
             evaluations.append((begin, end, samples, correct / OFFICIAL, metadata))
         else:
-            evaluations.append((begin, end, samples, converted(correct / OFFICIAL, OFFICIAL, MOSAIC)))
+            evaluations.append((begin, end, samples, convert(correct / OFFICIAL, OFFICIAL, MOSAIC)))
     return golden.timeline("bert", evaluations if official else evaluations[:2], launch_s=4000 * index)
 
 
@@ -126,8 +126,8 @@ def test_a_mistake_is_one_line_and_exit_2(resnet, arguments, message):
 def test_countings_are_told_apart_and_converted_exactly(golden):
     log = parse_log("\n".join(bert_log(golden, 0)).encode(), "a")
     assert counted_tokens(log) == OFFICIAL
-    assert converted(0.72, MOSAIC, OFFICIAL) == pytest.approx(0.715458, abs=1e-6)
-    assert converted(0.72, OFFICIAL, MOSAIC) == pytest.approx(0.724469, abs=1e-6)
+    assert convert(0.72, MOSAIC, OFFICIAL) == pytest.approx(0.715458, abs=1e-6)
+    assert convert(0.72, OFFICIAL, MOSAIC) == pytest.approx(0.724469, abs=1e-6)
     evaluations = [(60 * n, 60 * n + 5, n, round(0.7 * MOSAIC + n) / MOSAIC) for n in range(1, 6)]
     bare = parse_log("\n".join(golden.timeline("bert", evaluations)).encode(), "b")
     assert counted_tokens(bare) == MOSAIC
