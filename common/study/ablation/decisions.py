@@ -1,4 +1,4 @@
-"""Decides after each round of runs what is known of each switch, and which states need another seed.
+"""Decide after each round of runs what is known of each switch, and which states need another seed.
 
 The test and the runs it compares, one of each state with the same seed, are those of `ttt compare`; its 5 %
 of false differences are shared among all switches and measures of an ablation.

@@ -128,7 +128,7 @@ class Experiment:
         return figures
 
     def measure_shares(self) -> dict[str, float]:
-        """Return the shares of the parts of a step of the base; of the loader's where data are prepared."""
+        """Return the share of each part of a step of the base, and of the loader if data are prepared."""
         from common.measure import steptime
 
         base, before = State(), time.perf_counter()
@@ -213,10 +213,10 @@ class Experiment:
         return worst if self.args.dry_run else max(worst, self.run_more_seeds())
 
     def run_more_seeds(self) -> int:
-        """Make runs of further seeds, up to --max-seeds, of states about which one may decide something.
+        """Make runs of further seeds, up to --max-seeds, of the states that are in question.
 
-        A state is left alone as soon as all that it is compared for is decided, or cannot be. Returns the
-        first exit code that was not 0, which ends it.
+        A state is dropped as soon as all comparisons with it are decided, or cannot be. Stops at the first
+        exit code that is not 0, and returns it.
         """
         for number in range(self.args.seeds + 1, self.args.max_seeds + 1):
             in_question = states_in_question(self.decide())
@@ -240,7 +240,7 @@ class Experiment:
         return float(self.args.target or self.switches.load(self.switches.all).config.target)
 
     def describe_decisions(self) -> list[str]:
-        """Say what is decided where runs were added until it was; nothing of a fixed number of runs."""
+        """Describe the decisions, if runs were added until they were made; [] for a fixed number of runs."""
         return [*describe_decisions(self.decide())] if self.args.max_seeds > self.args.seeds else []
 
     def make_cell(self, state: State) -> Cell:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 Word = frozenset[str]
 
-CLEAR = 5  # of this resolution on main effects and interactions of two are all told apart
+CLEAR = 5  # from this resolution on all main effects and interactions of two are told apart
 MAX_TRIALS = 5000  # fractions of one size that are compared
 ROMAN = {3: "III", 4: "IV", 5: "V", 6: "VI", 7: "VII", 8: "VIII"}
 
@@ -69,10 +69,10 @@ class Design:
         if not count:
             return f"full factorial of {num_factors} factors in {runs} runs: nothing is an alias"
         numeral = ROMAN.get(int(self.resolution), f"{self.resolution:g}")
-        made = ", ".join(f"{name} = {spelled(word)}" for name, word in self.generators.items())
-        paired = "; ".join(" = ".join(map(spelled, words)) for words in self.interactions if len(words) > 1)
+        made = ", ".join(f"{name} = {spell(word)}" for name, word in self.generators.items())
+        paired = "; ".join(" = ".join(map(spell, words)) for words in self.interactions if len(words) > 1)
         of_single = [word for words in self.aliases if len(words[0]) == 1 for word in words[1:]]
-        hidden = ", ".join(map(spelled, of_single))
+        hidden = ", ".join(map(spell, of_single))
         kinds = {"aliases of each other": paired, "unseen, being aliases of single factors": hidden}
         aliases = "; ".join(f"{what}: {words}" for what, words in kinds.items() if words)
         return (
@@ -81,7 +81,7 @@ class Design:
         )
 
 
-def spelled(word: Word) -> str:
+def spell(word: Word) -> str:
     return " x ".join(sorted(word))
 
 
@@ -93,14 +93,14 @@ def sign(word: Word, on: Word) -> int:
 def effect(word: Word, responses: dict[Word, float]) -> float:
     """Return the mean response where a word's column is +1 minus that where it is -1.
 
-    Of a main effect this is what switching the factor on changes, averaged over the levels of the others; of
-    an interaction of two, half of how much one changes what the other does.
+    A main effect is the change by switching the factor on, averaged over the levels of the others. An
+    interaction of two is half of the change that one factor makes in the effect of the other.
     """
     return 2 * sum(sign(word, on) * response for on, response in responses.items()) / len(responses)
 
 
 def interaction(word: Word, runs: Sequence[Word]) -> dict[Word, float]:
-    """Return the factor of each run's response in how much one of two factors changes what the other does."""
+    """Return the weight of each run's response in the change that one factor makes in another's effect."""
     return {on: 4 * sign(word, on) / len(runs) for on in runs}
 
 
@@ -112,7 +112,7 @@ def smallest(num_factors: int) -> int:
 def design(factors: Sequence[str], max_runs: int) -> Design:
     """Return the design of the highest resolution in at most `max_runs` runs, of those the smallest.
 
-    More than resolution V is not asked for. Among equals the one with the fewest shortest defining words.
+    Resolutions above V count as V. In one size the design with the fewest shortest defining words is best.
     Raises ValueError where `max_runs` is less than the smallest design has.
     """
     fewest, most = len(factors).bit_length(), max_runs.bit_length() - 1

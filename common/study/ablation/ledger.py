@@ -19,14 +19,14 @@ from common.evidence.text import make_table, open_console
 from common.repository import benchmark_module
 from common.study.ablation.design import Ablation
 from common.study.ablation.experiment import Experiment
-from common.study.ablation.factorial import Design, Word, effect, interaction, spelled
+from common.study.ablation.factorial import Design, Word, effect, interaction, spell
 from common.study.ablation.measurements import (
     PARTS,
     Measurements,
-    around,
+    add_estimates,
     bound,
+    combine_errors,
     exceed_bounds,
-    summed,
     test_contrasts,
     transform,
 )
@@ -81,7 +81,7 @@ def minutes_saved(measured: Measurements, step: Step, log_time: Estimate, log_sa
     after = before * math.exp(log_time.value + log_samples.value)
     samples = measured.log_samples.estimate({step.before: before, step.after: -after})
     assert samples is not None  # as log_samples is known
-    return around(before - after, [samples, transform(log_time, lambda log: after * log)])
+    return combine_errors(before - after, [samples, transform(log_time, lambda log: after * log)])
 
 
 def minutes(measured: Measurements, state: State) -> float:
@@ -108,9 +108,9 @@ def make_rows(measured: Measurements, switches: Switches, cards: Mapping[str, Se
 
 
 def make_compositions(measured: Measurements, switches: Switches, rows: Sequence[Row]) -> list[Composition]:
-    """Return what the switches alone predict of the whole, and what it is: throughput, then minutes.
+    """Return throughput and minutes of the whole, as measured and as predicted from the switches alone.
 
-    Times are put together within each turn, and samples as a contrast of states, since steps share the base.
+    Times are combined within each turn, and samples as a contrast of states, since all steps share the base.
     """
     base, whole, turns = State(), switches.all, measured.turns
     alone = [(step.after, step.before) for step in map(switches.alone, switches.switches)]
@@ -140,8 +140,8 @@ def make_compositions(measured: Measurements, switches: Switches, rows: Sequence
         compositions.append(
             Composition(
                 of="minutes",
-                measured=speed_up(summed(throughput, in_whole)),
-                product=speed_up(summed(product, samples)),
+                measured=speed_up(add_estimates(throughput, in_whole)),
+                product=speed_up(add_estimates(product, samples)),
                 added=Estimate(value=total / rest, interval=None) if rest > 0 else None,
             )
         )
@@ -176,7 +176,7 @@ def make_pairs(measured: Measurements, design: Design, held: State) -> list[Pair
         log_samples = measured.log_samples.estimate(contrast)
         pair = Pair(
             names=names,
-            aliases=[spelled(alias) for alias in aliases],
+            aliases=[spell(alias) for alias in aliases],
             one_by_one_ms=together + lost.value,  # each while the other is off
             together_ms=together,
             lost_ms=lost,

@@ -1,6 +1,6 @@
 """The measurements of an ablation, Amdahl's bounds, and tests of what is shown, with Holm's correction.
 
-Of times the signs of the turns are tested, of samples and quality contrasts of states with a common spread.
+Times are tested by the signs of the turns, samples and quality by contrasts of states with a common spread.
 """
 
 import math
@@ -52,17 +52,17 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Groups:
-    """The values of each state by seed, which have a spread in common.
+    """The values of each state by seed, with a common spread.
 
-    A seed is good or bad for all states alike, so differences of states are freed of it: a value is that of a
-    state plus that of a seed plus chance. States whose runs are equal to the bit are one for the spread.
+    A value is modelled as state + seed + chance: a seed is good or bad for all states alike and drops out of
+    their differences. States whose runs are equal to the bit count once for the spread.
     """
 
     values: Mapping[Any, Mapping[str, float]]
 
     @cached_property
     def columns(self) -> dict[Any, int]:
-        """The column of each state that has values in the design of the fit."""
+        """The column of each state with values in the design matrix of the fit."""
         distinct: dict[tuple[tuple[str, float], ...], int] = {}
         return {
             state: distinct.setdefault(tuple(sorted(values.items())), len(distinct))
@@ -152,8 +152,8 @@ def test_contrasts(
 ) -> list[dict[str, EffectTest]]:
     """Test each contrast of states, by figure: samples, quality, and a figure of step times by its turns.
 
-    The p values of a figure are corrected for the contrasts that have it (Holm). What samples could show is a
-    factor.
+    The p values of a figure are corrected for the contrasts that have it (Holm). `detectable` is a fraction
+    for samples.
     """
     raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # of rows: p, and what could be shown
     for row, (factors, of_turns) in enumerate(zip(contrasts, turns, strict=True)):
@@ -172,12 +172,12 @@ def test_contrasts(
 
 
 def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
-    """Return the most times that a step can become faster which waits for no loader, by Amdahl's law.
+    """Return Amdahl's bound of the speed-up of a step that waits for no loader.
 
     A method that relieves a part of the step cannot save more than that part: with a share of p of the time
-    the whole is at most 1 / (1 - p) times as fast (1967, https://doi.org/10.1145/1465482.1465560). What
-    relieves no part leaves the time what it is. None where a share was not measured, or where the waiting
-    itself is relieved.
+    the whole is at most 1 / (1 - p) times as fast (1967, https://doi.org/10.1145/1465482.1465560). A method
+    that relieves no part leaves the time as it is. None if a share was not measured, or if the method
+    relieves the waiting itself.
     """
     parts = [resource for resource in resources if resource in PARTS]
     unknown = not resources or "everything" in resources or any(part not in shares for part in parts)
@@ -196,7 +196,7 @@ def transform(estimate: Estimate, function: Callable[[float], float]) -> Estimat
     return Estimate(value=function(estimate.value), interval=limits)
 
 
-def around(value: float, errors: Sequence[Estimate]) -> Estimate:
+def combine_errors(value: float, errors: Sequence[Estimate]) -> Estimate:
     """Return a value with the interval of independent errors, all known: half-widths add as squares."""
     known, limits = [error.interval for error in errors if error.interval is not None], None
     if len(known) == len(errors):
@@ -205,8 +205,8 @@ def around(value: float, errors: Sequence[Estimate]) -> Estimate:
     return Estimate(value=value, interval=limits)
 
 
-def summed(*estimates: Estimate) -> Estimate:
-    return around(math.fsum(estimate.value for estimate in estimates), estimates)
+def add_estimates(*estimates: Estimate) -> Estimate:
+    return combine_errors(math.fsum(estimate.value for estimate in estimates), estimates)
 
 
 def turns_to_show(num_switches: int) -> int:

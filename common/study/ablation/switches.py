@@ -1,8 +1,8 @@
 """The differences of a configuration from the one it extends, as switches to be turned one by one.
 
-A switch is a method, or another key, that the two configurations have different settings of. A state is the
-set of switches that are on: none is the configuration extended, all is the configuration itself. Not every
-state can be built, since a method may need another; which, is found by trying.
+A switch is a method, or another key, with different settings in the two configurations. A state is the set of
+switches that are on: none is the configuration extended, all is the configuration itself. A method may need
+another, so some states cannot be built; building them shows which.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from common.training.load import load_open, read_config
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
 
-# no switches: a study has its own, and is no submission
+# keys that are no switches: a study sets its own, and is no submission
 OF_STUDY = ("evaluate_every", "evaluate_offset", "evaluate_from", "micro_batch_size", "submission.division")
 METHODS = "methods."
 
@@ -42,8 +42,8 @@ class Switch:
 class Step:
     """A switch turned in a state: `before` without it, `after` with it and with nothing that needs it.
 
-    `together` are the other switches on in the state of one that cannot stand alone, or off in that of one
-    that others need; `reason` is why.
+    `together` are the switches that are on with one that cannot stand alone, or off with one that others
+    need; `reason` is why.
     """
 
     before: State
@@ -155,7 +155,7 @@ class Switches:
         return frozenset().union(*(self.needs(switch.name) for switch in self.switches))
 
     def alone(self, switch: Switch) -> Step:
-        """Return a switch turned on in the configuration extended, or with what it needs."""
+        """Return the step of a switch on the configuration extended, with the switches that it needs."""
         needs = self.needs(switch.name)
         return Step(
             before=needs,
@@ -165,7 +165,7 @@ class Switches:
         )
 
     def left_out(self, switch: Switch) -> Step:
-        """Return a switch that the configuration is to be without, and without those that need it."""
+        """Return the step from the configuration without a switch, and without those that need it."""
         without = self.all - {switch.name}
         if reason := self.problem(without):
             without -= {other for other in without if switch.name in self.needs(other)}
@@ -175,27 +175,29 @@ class Switches:
 
 
 def differences(benchmark: str, base: str, configuration: str, size: str) -> list[Switch]:
-    """Return what one configuration changes of the other, before any method changes anything itself."""
-    before, after = (merged(benchmark, name, size) for name in (base, configuration))
+    """Return the keys that differ between two configurations, before any method changes one itself."""
+    before, after = (read_keys(benchmark, name, size) for name in (base, configuration))
     switches = []
     for key in {**before, **after}:
         old, new = before.get(key, False), after.get(key, False)
         if old != new and key not in OF_STUDY:
             name = key.removeprefix(METHODS)
             name = f"no_{name}" if name != key and new is False else name
-            switches.append(Switch(name=name, key=key, on=turned(key, old, new), off=turned(key, new, old)))
+            switches.append(
+                Switch(name=name, key=key, on=make_settings(key, old, new), off=make_settings(key, new, old))
+            )
     return switches
 
 
-def merged(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
-    """Return every key with its value, defaults too, then each method that is on with its settings."""
+def read_keys(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
+    """Read every key with its value, defaults too, then each method that is on with its settings."""
     config, _, _ = read_config(benchmark, configuration, size=size, settings=[])
     keys = config.model_dump(exclude={"configuration"})
     methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items()}
     return flat(keys) | methods
 
 
-def turned(key: str, old: object, new: object) -> tuple[str, ...]:
-    """Return settings that change a key's value; JSON is YAML. A mapping is laid over none but False."""
+def make_settings(key: str, old: object, new: object) -> tuple[str, ...]:
+    """Write settings that change a key's value, as JSON, which is YAML; False removes an old mapping."""
     values = (False, new) if isinstance(old, dict) and isinstance(new, dict) else (new,)
     return tuple(f"{key}={json.dumps(value)}" for value in values)

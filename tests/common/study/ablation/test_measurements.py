@@ -6,7 +6,7 @@ import pytest
 
 from common.evidence import intervals
 from common.evidence.intervals import Estimate, Interval
-from common.study.ablation.measurements import Groups, bound, summed, transform
+from common.study.ablation.measurements import Groups, add_estimates, bound, transform
 
 SHARES = {"forward pass": 0.3, "backward pass": 0.5, "optimizer": 0.2}
 LOADED = {part: 0.6 * share for part, share in SHARES.items()} | {"data loading": 0.4}
@@ -94,12 +94,12 @@ def test_a_contrast_has_no_interval_without_a_spread_and_is_none_without_values(
 
 
 def test_half_widths_add_as_squares_and_a_falling_function_turns_an_interval():
-    assert numbers(summed(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (
+    assert numbers(add_estimates(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (
         3.0,
         -2.0,
         8.0,
     )
-    assert summed(estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)).interval is None
+    assert add_estimates(estimate(1.0, 0.0, 2.0), Estimate(value=1.0, interval=None)).interval is None
     assert numbers(transform(estimate(1.0, -2.0, 5.0), lambda value: -2 * value)) == (
         -2.0,
         -10.0,
