@@ -34,12 +34,12 @@ class Turns:
 
 def time_pair(configs: tuple[RunConfig, RunConfig], number: int) -> tuple[float, float]:
     """Return the samples per second of both sides in pair `number`, from 0; UserError where one fails."""
-    from common.study.tuning.subjects import Apart, take_pairs
+    from common.study.tuning.subjects import SubjectProcess, take_pairs
 
     with ExitStack() as stack:
         subjects = {}
         for side in (0, 1) if number % 2 == 0 else (1, 0):
-            subjects[side] = stack.enter_context(closing(Apart(partial(Turns, configs[side]))))
+            subjects[side] = stack.enter_context(closing(SubjectProcess(partial(Turns, configs[side]))))
         turns = take_pairs(subjects[0], subjects[1], seconds=TURNS_S, num_pairs=NUM_TURNS)
     first_s = statistics.median(one for one, _ in turns)
     ratio = statistics.median(one / other for one, other in turns)

@@ -1,4 +1,4 @@
-"""Makes one run with the code in the working folder, which may be of an older commit than this file.
+"""Make one run with the code in the working folder, which may be of an older commit than this file.
 
 `replay.py` starts it in a process of its own, with the path of an order (JSON). It uses only names that every
 commit with `common/run/run_sets.py` defines.

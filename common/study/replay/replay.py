@@ -1,4 +1,4 @@
-"""Makes the runs of logs again in a temporary folder, each with its code, seed and settings, and compares.
+"""Make the runs of logs again in a temporary folder, each with its code, seed and settings, and compare.
 
 The code in this clone makes a run if its digest equals the log's. Otherwise the code of the log's commit
 does, which is unpacked into the temporary folder.
@@ -52,7 +52,7 @@ FREE_ROOM = "free space there, or set TMPDIR to another folder"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that it takes to make the run of a log again; `commit` is '' if the code in this clone made it."""
+    """The facts needed to make the run of a log again; `commit` is '' if the code in this clone made it."""
 
     log: Log
     configuration: dict[str, Any]
@@ -170,7 +170,7 @@ def unpack_commit(commit: str, folder: Path) -> Path:
 
 
 @contextmanager
-def remade(recipe: Recipe) -> Iterator[Log]:
+def make_again(recipe: Recipe) -> Iterator[Log]:
     """Make a run again and yield its log, whose file is removed afterwards.
 
     Raises KeyboardInterrupt when the run was interrupted, UserError when it could not be made.
@@ -268,7 +268,7 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
         if kept and kept.exists():
             again = read_log(kept)
         else:
-            with remade(recipe) as again:
+            with make_again(recipe) as again:
                 if kept and again.file:
                     with explain_os_error("cannot keep the result", kept):
                         make_folder(kept.parent)

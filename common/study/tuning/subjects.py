@@ -36,8 +36,8 @@ def take_pairs(
 ) -> list[tuple[float, float]]:
     """Time two subjects in turns for about `seconds`; returns the seconds of both in every pair of turns.
 
-    `num_pairs` are the fewest and the most. The number is decided before the first one counts, and every pair
-    begins with the other subject.
+    `num_pairs` are the fewest and the most. The number is decided before the first pair counts; the subject
+    that begins alternates.
     """
     trials = {"one": one.turn, "other": other.turn}
     interleave(trials)  # the first step of a shape, first use of memory
@@ -51,9 +51,9 @@ def take_pairs(
 
 @dataclass(kw_only=True)
 class Steps:
-    """Takes turns of steps on batches: read before, or of a loader that is timed too.
+    """Takes turns of steps on batches that were read before, or of a loader that is timed, too.
 
-    A loader made `num_prefetched` batches ready while the other subject had its turn: they are not counted.
+    A loader prepared `num_prefetched` batches during the turn of the other subject: they are not timed.
     """
 
     step: Callable[[int, Any], object]  # takes its number in the turn, and a batch
@@ -78,7 +78,7 @@ class Steps:
         self.batches = iter(())
 
 
-class Apart:
+class SubjectProcess:
     """Builds a subject in a new process, and passes its turns on."""
 
     def __init__(self, make: Callable[[], Subject]) -> None:

@@ -1,4 +1,4 @@
-"""The first steps of a training, and how far those of another are from them."""
+"""The first steps of a training, and their distance from those of another."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 class Trace:
     """The first steps from one start: losses, and the first one's gradients and changes of parameters.
 
-    `buffers`: how it changed those that it did, such as the statistics of a batch norm.
+    `buffers`: the changes of the buffers that it changed, such as the statistics of a batch norm.
     """
 
     losses: list[float]
@@ -51,7 +51,7 @@ def distance_of_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> flo
 
 
 def take_trace(model: nn.Module, step: Callable[[int], float], num_steps: int, dtype: torch.dtype) -> Trace:
-    """Return the losses of the steps, and in the first gradients and changes of parameters and buffers."""
+    """Return the losses of all steps, and gradients and changes of parameters and buffers of the first."""
     start = {name: value.detach().clone() for name, value in tensors_of(model).items()}
     losses = [step(0)]
     gradients = {

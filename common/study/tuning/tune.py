@@ -4,9 +4,9 @@ A gain counts when the 99 % interval of the median of paired ratios (before over
 ABBA) lies above 1: order statistics, no assumption about the noise of turns. It says nothing of what two
 processes differ by from their start, such as where their memory lies: a gain has to show again between two
 new ones, and the one with the lower bound is stated. A change leaves the mathematics alone when loss,
-gradients, the first step and what it does to buffers equal those of the unchanged model in float64 (float32
-on a GPU), and when in the precision of the training they are no further from these than twice what the
-unchanged model is. What does not run exactly is compared in the training's own precision only.
+gradients and the first step's changes of parameters and buffers equal those of the unchanged model in float64
+(float32 on a GPU), and in the precision of the training are at most twice as far from these as those of the
+unchanged model. A model that does not run so is compared in the training's precision only.
 """
 
 import math
@@ -29,13 +29,13 @@ from common.study.tuning.traces import Trace, distance
 CONFIDENCE = 0.99
 NUM_PAIRS = (12, 30)  # at least, at most
 RACE_S = 8.0  # what a change may take to time, unless the fewest pairs take longer
-TOLERANCE = {  # of a whole; the loss itself is taken in float32; 16 bits: the root of one rounding
+TOLERANCE = {  # relative; the loss itself is computed in float32; in 16 bits the root of one rounding
     torch.float64: 1e-4,
     torch.float32: 1e-2,
     torch.bfloat16: 9e-2,
     torch.float16: 3e-2,
 }
-AGAIN_S = 0.01  # until the end of a search is tried again, where Python drops what is raised:
+AGAIN_S = 0.01  # until TimeUpError is tried again, in code where Python drops exceptions:
 DROPPING = ("__del__", "<lambda>", "_remove", "remove")  # destructors, and callbacks of weak references
 IMPORTING = "<frozen importlib"  # the files of Python's imports; an interrupted one leaves half a module
 ROUNDING = 2.0  # times as far from the exact values as the unchanged model, in the training's precision
@@ -59,8 +59,8 @@ class Gain(NamedTuple):
 class Change:
     """A small change with a name; `adds` is what it adds to the state, settings or names.
 
-    `evidence` is for what promises no time: why it is worth what it takes, if any. `is_of_loader`: it is
-    timed with the loader, which takes long, and so compared first. `missing` says why it is not tried.
+    `evidence` says why a change that promises no time is worth its cost. `is_of_loader`: it is timed with the
+    loader, which takes long, and so compared first. `missing` says why it is not tried.
     """
 
     name: str
@@ -258,7 +258,7 @@ def is_importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeUpError in what takes longer; only the main thread can be interrupted."""
+    """Raise TimeUpError in a block that takes longer; only the main thread can be interrupted."""
     if seconds <= 0:
         raise TimeUpError
     if threading.current_thread() is not threading.main_thread():

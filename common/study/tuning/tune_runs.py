@@ -20,7 +20,7 @@ from common.config.names import read_methods
 from common.config.schema import Loaded, RunConfig
 from common.methods.compile import missing_compiler
 from common.repository import available_methods, benchmark_module
-from common.study.tuning.subjects import Apart, Steps
+from common.study.tuning.subjects import Steps, SubjectProcess
 from common.study.tuning.traces import Trace, take_trace
 from common.study.tuning.tune import Change, State
 from common.training.benchmark import Benchmark
@@ -66,8 +66,8 @@ class Tuner:
         training.replica = training.model
         return training
 
-    def build(self, state: State, *, has_loader: bool) -> Apart:
-        return Apart(partial(self.make_steps, state, has_loader=has_loader))
+    def build(self, state: State, *, has_loader: bool) -> SubjectProcess:
+        return SubjectProcess(partial(self.make_steps, state, has_loader=has_loader))
 
     def make_steps(self, state: State, *, has_loader: bool) -> Steps:
         """Return a training that takes a step at each of a few points of the whole, on real batches."""
@@ -129,11 +129,11 @@ def cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def candidates(tuner: Tuner, level: int) -> list[Change]:
-    """Return what is tried, likely gains first: the time may not suffice for all.
+    """Return the changes to try, likely gains first: the time may not suffice for all.
 
-    That is methods that configurations of the benchmark use, loaders, other methods, compilers, other
-    settings, and what is on left out. Methods stay in the order in which they are applied, compilers last.
-    A person's own settings are left alone.
+    They are methods that configurations of the benchmark use, loaders, other methods, compilers, other
+    settings, and leaving out methods that are on. Methods stay in the order in which they are applied,
+    compilers last. Keys that the user set are left alone.
     """
     config = tuner.loaded.config
     chosen = {key for key, origin in tuner.loaded.origins.items() if is_asked(origin)}
@@ -164,9 +164,10 @@ def candidates(tuner: Tuner, level: int) -> list[Change]:
 
 
 def switch_on(name: str, kind: type[Method], homes: list[dict[str, Any]], order: list[str]) -> Change:
-    """Return the change that switches a method on as the first of its `homes`, configurations, does.
+    """Return the change that switches a method on with the settings of the first of its `homes`.
 
-    One that changes training is no alternative to those of its homes, but to all others.
+    `homes` are the methods of each configuration that has it. One that changes training conflicts with all
+    methods that none of these has.
     """
     settings = yaml.safe_dump(homes[0][name] if homes else {}, default_flow_style=True, width=1000).strip()
     allies = set().union(*homes)

@@ -91,7 +91,7 @@ def test_without_any_folder_for_temporary_files_the_error_names_all_that_were_tr
     monkeypatch.setattr(tempfile, "tempdir", None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        with pytest.raises(UserError, match="temporary files: .*/var/tmp.*TMPDIR"), replay.remade(recipe):
+        with pytest.raises(UserError, match="temporary files: .*/var/tmp.*TMPDIR"), replay.make_again(recipe):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -11,7 +11,7 @@ from torch import nn
 
 from common.errors import UserError
 from common.study.tuning import subjects
-from common.study.tuning.subjects import Apart
+from common.study.tuning.subjects import SubjectProcess
 from common.study.tuning.traces import Trace, distance, distance_of_tensors, take_trace
 from common.study.tuning.tune import Change, Search, TimeUpError, median_gain, table, time_limit
 
@@ -266,7 +266,7 @@ class Fails:
 
 def test_turns_are_taken_in_a_process_apart_and_a_failure_is_told(capfd, monkeypatch):
     monkeypatch.setattr(subjects, "GRACE_S", 60)  # a busy machine takes long to end a process
-    apart, fails = Apart(Steady), Apart(Fails)
+    apart, fails = SubjectProcess(Steady), SubjectProcess(Fails)
     assert apart.turn() == 0.5
     with pytest.raises(UserError, match="too large"):
         fails.turn()
