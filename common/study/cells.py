@@ -1,4 +1,4 @@
-"""A study: cells that are trained to the end of their budget, and kept whatever ends the command.
+"""A study: cells that are trained to the end of their budget; finished runs outlast the command.
 
 A cell is a configuration with settings and a budget; its runs, one a seed, are a run set like any other, in
 results/study/<study>/<hardware>[-mini]-<cell>/<resnet|bert>/result_N.txt. Every cell has the same seeds;
@@ -41,7 +41,7 @@ TABLE_WIDTH = 110  # columns, where there is no terminal to ask
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One place of a study. `settings` are as in --set, and stand after the study's own.
+    """A configuration in a study. `settings` are as in --set and override the study's own.
 
     Without a `budget` a cell has that of its configuration.
     """
@@ -128,7 +128,7 @@ def run(study: Study, args: argparse.Namespace) -> int:
 
     Where nothing says how long a run takes, the first one is made before the table is shown again.
     """
-    planned = plan_run_sets(study, args)  # a mistake is told before a folder is made
+    planned = plan_run_sets(study, args)  # raises before a folder is made
     if args.dry_run:
         names = [cell.configuration for cell in study.cells]
         configs = [run_set.loaded.config for run_set in planned]
@@ -177,7 +177,7 @@ def print_report(
 ) -> int:
     """Call `make`, which returns the exit code and the path of its figures; with --json print them alone.
 
-    What it and its runs print meanwhile goes to the standard error.
+    The output of `make` and its runs then goes to the standard error.
     """
     if not args.json:
         return make(args)[0]
@@ -231,9 +231,9 @@ def check_names(study: Study) -> None:
 
 
 def settings(study: Study, cell: Cell) -> list[str]:
-    """Return what a cell changes of its configuration, as in --set.
+    """Return the changes of a cell to its configuration, as in --set.
 
-    Without a budget that is only when it is evaluated, and that it does not stop at the target.
+    The cadence of evaluation and `stop_at_target=false` come first: the cell's own settings override them.
     """
     budget = [] if cell.budget is None else [f"budget={cell.budget}"]
     changes = ["stop_at_target=false", *budget, *cell.settings]
@@ -311,7 +311,7 @@ def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:
 
 
 def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> tuple[float | None, str]:
-    """Return the seconds of a run of a cell by the nearest that was measured, and the name of that."""
+    """Estimate the seconds of a run of a cell from the nearest measurement; return its name, too."""
     this = planned[study.cells.index(cell)]
     config, num_samples = this.loaded.config, max_samples(this.loaded.config)
     alike = [
@@ -335,7 +335,7 @@ def expect(study: Study, cell: Cell, planned: Sequence[RunSet]) -> tuple[float |
 
 
 def read_pace(directories: Sequence[Path]) -> tuple[float, float] | None:
-    """Take the median seconds before the clock starts, and of a sample then, of the runs in some folders."""
+    """Compute the median seconds before the clock starts and per sample after it, of runs in some folders."""
     starts, samples = [], []
     for log in (log for directory in directories for log in finished_runs(directory)):
         start, consumed = log.first("run_start"), log.curve[-1].samples
@@ -346,7 +346,7 @@ def read_pace(directories: Sequence[Path]) -> tuple[float, float] | None:
 
 
 def bench_pace(study: Study, cell: Cell, run_set: RunSet) -> tuple[float, float] | None:
-    """Take the pace that the latest `ttt bench` of a cell's configuration says of all ranks."""
+    """Read the pace of all ranks from the latest `ttt bench` of a cell's configuration."""
     name, config = "+".join([cell.configuration, *cell.settings]), run_set.loaded.config
     probes = build_probes(config)
     rates = newest_bench(study.results, system.hardware_name(), probes, name)

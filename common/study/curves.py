@@ -1,9 +1,9 @@
 """Trade-off curves: final quality against time, one point for each budget of a configuration.
 
 A run's time is run_start to run_stop without its evaluations, which a study makes at its own cadence. The
-runs that every budget has, by seed, are the seeds of a curve. INTERPOLATION says what stands between the
+runs that every budget has, by seed, are the seeds of a curve. INTERPOLATION says how a curve goes between its
 points: whoever has more time can train on a smaller budget. tests/common/study/test_simulations.py measures
-what the intervals hold, and how often two equal configurations seem to cross. Parsed logs in, no torch.
+the coverage of the intervals, and how often two equal configurations seem to cross. No torch is loaded.
 """
 
 import itertools
@@ -34,7 +34,7 @@ Bound = Literal["", "at least", "at most"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """A place on the way of one run."""
+    """One evaluation of a run; `seconds` of training from the start."""
 
     seconds: float
     samples: float
@@ -43,7 +43,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A finished run: its way, the last place of which counts."""
+    """A finished run: its evaluations in order, of which the last counts."""
 
     log: str
     seed: int
@@ -232,7 +232,7 @@ def read_run(log: Log) -> Run:
 
 
 def time_at(curve: Curve, quality: float) -> Value:
-    """Return the least mean time in which all runs of one budget, stopped at a quality, reach it."""
+    """Return the least mean time in which all runs of a budget reach a quality."""
     best, is_exceeded = None, False
     for budget in zip(*curve.seeds, strict=True):
         times = [time for run in budget if (time := run.line.time_at(quality)) is not None]
@@ -249,7 +249,7 @@ def time_at(curve: Curve, quality: float) -> Value:
 def qualities_at(curve: Curve, moments: Sequence[float]) -> np.ndarray:
     """Return the best quality within each time, a row for each seed; NaN before the first evaluation.
 
-    A budget stopped early is there between its first evaluation, in all of its runs, and its mean end.
+    A budget may be stopped early between the latest first evaluation of its runs and its mean end.
     """
     candidates = [np.stack([np.interp(moments, *line) for line in curve.ends])]
     known = [np.greater_equal(moments, curve.mean.times[0])]
@@ -277,7 +277,7 @@ def quality_at(curve: Curve, seconds: float, resolution: float = 0.0) -> Value:
 def times_faster(first: Value, other: Value) -> Value:
     """Return the time of the first over that of the other; the interval is Welch's, on logarithms.
 
-    A bound of one makes it one; where both are bounds nothing is known.
+    If one of them is a bound, so is the ratio; if both are, nothing is known.
     """
     if first.estimate is None or other.estimate is None or (first.bound and other.bound):
         return Value()
@@ -323,7 +323,7 @@ def paired_gaps(one: Curve, other: Curve) -> dict[float, np.ndarray]:
 
 
 def find_crossings(one: Curve, other: Curve, gaps: Sequence[Gap]) -> Iterator[Crossing]:
-    """Yield where the sign of the shown gaps changes, by time; in between the means tell the place."""
+    """Yield the changes of sign between significant gaps, by time; mean gaps in between tell the place."""
     shown = [place for place, gap in enumerate(gaps) if gap.sign]
     for before, after in itertools.pairwise(shown):
         sign = gaps[after].sign

@@ -210,11 +210,11 @@ def point_rows(points: Points) -> Iterator[dict[str, Any]]:
             "file": run.name,
             "seed": "",
             "status": PREDICTED if points.kind == "predicted" else REACHED if minutes else ENDED,
-            "minutes": rounded(minutes),
-            "evaluation": rounded(run.evaluation),
-            "quality": rounded(run.quality),
-            "samples": rounded(run.samples),
-            "samples_per_s": rounded(run.samples_per_s or run.samples_per_s_overall),
+            "minutes": round_figure(minutes),
+            "evaluation": round_figure(run.evaluation),
+            "quality": round_figure(run.quality),
+            "samples": round_figure(run.samples),
+            "samples_per_s": round_figure(run.samples_per_s or run.samples_per_s_overall),
             "commit": "",
             "curve": [],
         }
@@ -283,9 +283,9 @@ def num_samples(duration: str, batch: float | None, train: float | None) -> floa
 
 
 def run_row(log: Log) -> dict[str, Any]:
-    """Return the columns of one run; of its curve four numbers a point, minutes of evaluation the second."""
+    """Return the columns of one run; a point of its curve is minutes, evaluation, samples and accuracy."""
     run = run_of(log)
-    curve = thinned([point for point in log.curve if 0 <= point.minutes < 1e7])
+    curve = thin_out([point for point in log.curve if 0 <= point.minutes < 1e7])
     minutes = log.minutes or (curve[-1].minutes if curve else None)
     samples = curve[-1].samples if curve else None
     return {
@@ -296,7 +296,7 @@ def run_row(log: Log) -> dict[str, Any]:
         "evaluation": round(evaluation_minutes(log), 5),
         "quality": None if run.quality is None else round(run.quality, 6),
         "samples": None if samples is None else round(samples),
-        "samples_per_s": rounded(run.samples_per_s or run.samples_per_s_overall),
+        "samples_per_s": round_figure(run.samples_per_s or run.samples_per_s_overall),
         "commit": log.header("commit"),
         "curve": [
             value
@@ -311,11 +311,11 @@ def run_row(log: Log) -> dict[str, Any]:
     }
 
 
-def rounded(value: float | None) -> float | None:
+def round_figure(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
 
 
-def thinned(curve: Sequence[Point]) -> Sequence[Point]:
+def thin_out(curve: Sequence[Point]) -> Sequence[Point]:
     if len(curve) <= MAX_POINTS:
         return curve
     return [curve[round(i * (len(curve) - 1) / (MAX_POINTS - 1))] for i in range(MAX_POINTS)]
@@ -343,7 +343,7 @@ def verdict(findings: Iterable[Finding], texts: Numbers) -> dict[str, Any]:
 
 
 def price_row(price: Price, hardware: Sequence[str]) -> dict[str, Any]:
-    """Return a price with what an hour of each hardware that it is of costs."""
+    """Return a price with the dollars for an hour of each hardware that it is of."""
     fits = {}
     for name in hardware:
         if price.is_of(name):

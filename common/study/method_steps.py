@@ -1,8 +1,8 @@
 """The speed of training steps with each method over that without it: the figures on the methods' cards.
 
-A method is compared with the baseline, to which the methods that it needs are added; one of the baseline is
-left out instead. A pair times both in new processes, step by step in turns (compare/step_pairs.py). The
-number of pairs is fixed beforehand, so that Student's interval of their ratios holds.
+A method is compared with the baseline, to which the methods that it needs are added; a method of the baseline
+is left out of it instead. A pair times both in new processes, in turns (compare/step_pairs.py). The number of
+pairs is fixed beforehand, so that Student's interval of their ratios holds.
 """
 
 import argparse
@@ -149,7 +149,7 @@ def add_pairs(pairs: dict[Subject, Pairs], num_pairs: int, results: Path, consol
 def read_pairs(subject: Subject, num_pairs: int, results: Path) -> Pairs:
     """Read the pairs of a method; those of another machine or of other configurations' names are dropped.
 
-    So are fewer than `num_pairs`, unless they are of this very state.
+    Fewer than `num_pairs` are dropped, too, unless commit and versions are the same.
     """
     path = subject.path(results)
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""The parts of this folder's pages that figures make: no number in them is typed.
+"""Generate the figures in this folder's pages: nobody types a number in them.
 
 `python -m common.study.page --write` makes them again: in README.md the findings of the committed studies,
 from their files, in SIMULATIONS.md the table of simulations. Tests compare them with the pages.

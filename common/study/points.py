@@ -2,7 +2,7 @@
 
 A prediction is an estimate that was kept, the projection of a bench, or what `ttt estimate` would say now:
 the samples to the target of scored runs, at the rates that a profile or bench found on a hardware. A bench is
-taken where its batches have one shape: it does not state how much of a training has each.
+taken only if its batches have one shape, because it does not state the share of each.
 """
 
 import json
@@ -110,7 +110,7 @@ def predicted_points(
 ) -> list[Points]:
     """Return the predictions that estimates and profiles below `paths`, benches and run sets allow.
 
-    `report` is told of files that are left out.
+    `report` gets a line for each file that is left out.
     """
     folders = [path.absolute() for path in paths]
     kept = read_each(find_files(folders, "estimates/*/*.json"), KeptEstimate.model_validate, report)
@@ -131,7 +131,7 @@ def read_each(
 
 
 def read_benches(paths: Sequence[Path], report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` is told what is none."""
+    """Return the figures of throughput/<hardware>/*.json below `paths`; `report` gets the faults."""
     files = find_files((path.absolute() for path in paths), "throughput/*/*.json")
     return [
         {"file": label(file), "hardware": printable(file.parent.name, 64)} | figures
@@ -204,7 +204,7 @@ def projections(bench: Bench) -> Iterator[Points]:
 def elsewhere(
     run_set: RunSet, benches: Sequence[Bench], profiles: Sequence[Profile], report: Callable[[str], None]
 ) -> list[Points]:
-    """Return what the runs of a set that reached the target would take on one device with rates."""
+    """Predict the minutes of a set's runs on one device of each hardware with measured rates."""
     lead, config = run_set.lead, stated_config(run_set.lead)
     num_steps, batch = (
         finite(lead.value(key)) for key in ("opt_learning_rate_training_steps", "global_batch_size")

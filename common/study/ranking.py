@@ -1,10 +1,10 @@
 """Bounds of the mean times and qualities of recipes, which hold together however many are compared.
 
-The best mean of many recipes is that of a lucky one, and the least spread that of a recipe whose runs lie
-close by luck. So a recipe has the spread of its own runs or, if it is larger, that of all recipes of its
-benchmark, size, target and kind of run; bounds are Bonferroni's for as many means, and a recipe is ranked by
-the worse of its own. One is shown to be better than another where their bounds are apart: in simulation two
-of 20 equal recipes are so in less than 5 % of studies, also where spreads differ (SIMULATIONS.md).
+Among many recipes the best mean and the least spread are partly luck. So the spread of a recipe is that of
+its own runs or, if larger, the pooled spread of all recipes of its benchmark, size, target and kind of run;
+the bounds have Bonferroni's correction for the number of means, and a recipe is ranked by its worse bound. A
+recipe is shown to be better than another if their bounds do not overlap: in simulation this happens among 20
+equal recipes in less than 5 % of studies, also where spreads differ (SIMULATIONS.md).
 """
 
 import math
@@ -26,13 +26,13 @@ def bound_times(recipes: Mapping[int, Sequence[float]]) -> dict[int, Bounds]:
 
 
 def bound_qualities(recipes: Mapping[int, Sequence[float]], steps: Mapping[int, float]) -> dict[int, Bounds]:
-    """Return low and high of the mean of each recipe's qualities; `steps` are what they are rounded to."""
+    """Return low and high of the mean of each recipe's qualities, which are multiples of its `steps`."""
     bounds = bound_means(recipes, steps)
     return {number: (max(low, 0.0), min(high, 1.0)) for number, (low, high) in bounds.items()}
 
 
 def bound_means(recipes: Mapping[int, Sequence[float]], steps: Mapping[int, float]) -> dict[int, Bounds]:
-    """Bound the means of recipes with two runs or more; the spread is their own or, if larger, the pooled."""
+    """Bound the means of recipes with two runs or more, by their own or, if larger, the pooled spread."""
     known = {number: values for number, values in recipes.items() if len(values) > 1}
     freedom = sum(len(values) - 1 for values in known.values())
     if not freedom:
@@ -50,7 +50,7 @@ def bound_cells(
     values: Sequence[float | None],
     bound: Callable[[Mapping[int, Sequence[float]]], dict[int, Bounds]],
 ) -> list[Bounds | None]:
-    """Return the bounds of each cell; of its runs, by cell number, those with a value count.
+    """Return the bounds of each cell; `numbers` and `values` are those of runs, None does not count.
 
     Cells are compared within their benchmark, size, target and kind of run.
     """

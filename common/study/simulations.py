@@ -1,7 +1,7 @@
-"""Simulated studies with a known truth: how often each rule is wrong, and what its intervals hold.
+"""Simulated studies with a known truth: how often each rule is wrong, and the coverage of its intervals.
 
-Every rule is the function that the commands call. common/study/page.py puts the table into this folder's
-README.md; tests/common/study/test_simulations.py keeps it true. Seeded, no torch.
+Every rule is the function that the commands call. common/study/page.py puts the table into SIMULATIONS.md;
+tests/common/study/test_simulations.py checks it. Every simulation has a fixed seed.
 """
 
 import math

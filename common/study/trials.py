@@ -1,8 +1,8 @@
-"""Search of hyperparameters: as many quasi-random trials for each configuration of a comparison.
+"""Search of hyperparameters with the same number of quasi-random trials for each configuration.
 
-A speed-up over a baseline that nobody tuned says little. Each configuration gets the same number of trials.
-Their learning rate, warm-up, weight decay and length of schedule are drawn around its own; the first trial is
-the recipe as it is; what --set fixes is not drawn. Trials stop at the target. The best has the fewest misses,
+A speed-up over a baseline that nobody tuned says little. Learning rate, warm-up, weight decay and length of
+schedule of a trial are drawn around those of its configuration; the first trial is the recipe as it is; keys
+in --set are not drawn. Trials stop at the target. The best has the fewest misses,
 then the smallest mean of minutes of training, without start-up and evaluations. AlgoPerf (arXiv 2306.07179)
 compares after such a search, and states its budget.
 """
@@ -63,7 +63,7 @@ class Trial:
 def trial_cells(args: argparse.Namespace) -> list[Cell]:
     """Return a cell for each trial and configuration; the trials of one number are made side by side.
 
-    Those of --set are not among their settings, as `cells.from_arguments` adds them.
+    Their settings lack those of --set, which `cells.from_arguments` adds.
     """
     fixed = {key_of(setting) for setting in args.set}
     points = scipy.stats.qmc.Halton(d=len(FACTORS), seed=DRAW_SEED).random(args.trials - 1).tolist()
@@ -115,7 +115,7 @@ def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, li
 
 
 def list_changes(study: Study, cell: Cell) -> Iterator[str]:
-    """Yield what a trial changes of its configuration, as in --set; where it is evaluated and ends is not."""
+    """Yield the hyperparameters that a trial changes, as in --set, without the cadence of evaluation."""
     recipe = load_config(study.benchmark, cell.configuration, size=study.size, settings=[]).config
     if cell.budget is not None and cell.budget != recipe.budget:
         yield f"budget={cell.budget:g}"
@@ -138,7 +138,7 @@ def show(trials: Mapping[str, Sequence[Trial]], title: str) -> None:
 
 
 def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
-    """Yield what each configuration gains over the first, both at the best that the same search found."""
+    """Yield the gain of each configuration's best trial over the best trial of the first configuration."""
     best = {name: some[0] for name, some in trials.items() if some}
     first, *others = best or [""]
     for name in others:

@@ -1,4 +1,4 @@
-"""`ttt compare`: makes pairs of two configurations, decides after each, reports what is there at any end."""
+"""`ttt compare`: make pairs of two configurations, decide after each, report even after an interruption."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ class Command:
 
     @cached_property
     def names(self) -> tuple[str, str]:
-        """The names of both sides: that of a YAML file for its path."""
+        """The names of both sides; the path of a YAML file is shortened to its name."""
         one, other = map(short_name, (self.args.a, self.args.b))
         return one, other
 
@@ -124,7 +124,7 @@ class Command:
             self.console.print(progress(result, self.rule), markup=False)
 
     def compare_runs(self) -> int:
-        planned = cells.plan_run_sets(self.study, self.args)  # a mistake is told before a folder is made
+        planned = cells.plan_run_sets(self.study, self.args)  # raises before a folder is made
         if self.args.dry_run:
             cells.show(self.study, planned)
             return EXIT_OK
@@ -170,7 +170,7 @@ class Command:
         return one, other
 
     def show_state(self) -> bool:
-        """Show what the runs so far decide; returns whether that is all."""
+        """Show the results of the runs so far; returns whether all are decided or futile."""
         logs = self.read_runs()
         results = self.judge(logs)
         self.show_progress(len(pair_runs(*logs)), results)
@@ -184,7 +184,7 @@ class Command:
         """Make pairs of steps, each kept as soon as it is there; returns the exit code."""
         dependences = step_pairs.describe_dependences(dict(zip("AB", self.configs, strict=True)))
         dependences["code"] = repository.code_state().digest
-        pairs, commits = self.read_step_pairs(dependences)  # a mistake is told before a folder is made
+        pairs, commits = self.read_step_pairs(dependences)  # raises before a folder is made
         if self.args.dry_run:
             self.console.print(f"{len(pairs)} of at most {self.rule.max_pairs} pairs of steps are there")
             return EXIT_OK
@@ -212,7 +212,7 @@ class Command:
         return code
 
     def read_step_pairs(self, dependences: dict[str, Any]) -> tuple[list[Side], set[str]]:
-        """Return the pairs of steps that are there, and their commits. Raises UserError for others'."""
+        """Return the pairs of steps in the file and their commits. Raises UserError for other dependences."""
         path = self.json_path
         if not path.is_file():
             return [], set()
@@ -227,7 +227,7 @@ class Command:
 def compare(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Compare two configurations; returns the exit code, and the path of the figures where there are some."""
     command = Command(args, Console(highlight=False, soft_wrap=True))
-    configs = command.configs  # a mistake is told before anything else
+    configs = command.configs  # raises before anything is made
     if args.dry_run:
         cells.check_builds(dict(zip((args.a, args.b), configs, strict=True)))
     code = command.compare_steps() if args.steps else command.compare_runs()

@@ -47,7 +47,7 @@ OF_RUNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Margins:
-    """Differences that do not matter: a fraction of a ratio, and of a quality as it is."""
+    """The largest differences that do not matter: of a ratio as a fraction, of a quality absolute."""
 
     ratio: float
     quality: float
@@ -64,7 +64,7 @@ class Result:
     """One measure. `means` are those of both sides, `value` their ratio or difference with its limits.
 
     Limits are None while they are infinite. The verdict is on the second configuration: it is unknown where
-    a run has no value, as `note` says. `detectable` is a factor, or a difference, that the most pairs show.
+    a run has no value, as `note` says. `detectable` is the factor or difference that `max_pairs` pairs show.
     """
 
     measure: Measure
@@ -90,7 +90,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The conditions of a decision: `alpha` is that of each measure, after it was shared."""
+    """The conditions of a decision; `alpha` is the error rate of one measure, a share of the whole."""
 
     margins: Margins
     max_pairs: int
@@ -210,7 +210,7 @@ def read_value(measure: Measure, log: Log, target: float | None = None) -> float
 
 
 def resolution_of(log: Log) -> float:
-    """Compute the step of a run's accuracy: one of what it counts, an image or a masked token."""
+    """Return the step of a run's accuracy, 1 / number of images or masked tokens; 0 if it is not logged."""
     last = log.last("eval_accuracy")
     number = last.metadata.get("total") if last else None
     return 1 / number if isinstance(number, int) and number > 0 else 0.0
@@ -221,8 +221,8 @@ def judge_targets(
 ) -> dict[str, tuple[float, float, float, int]]:
     """Return by configuration whether its runs end at the target: target, mean quality, p-value, runs.
 
-    It is the question that records of a fixed length answer: on which side of the target the mean of further
-    runs would be. The p-value is two-sided, of a mean at the target, times the configurations that are asked.
+    Records over a fixed number of steps answer this question: is the mean of further runs above the target?
+    The p-value is two-sided, for a mean at the target, times the number of configurations.
     """
     answers = {}
     for name, runs in logs.items():

@@ -97,7 +97,7 @@ def predict(
 ) -> list[Row]:
     """Predict each number of devices: 1, 2, 4 ... of one machine, then 2, 4 ... machines.
 
-    `efficiency` is relative to as many times one device alone.
+    `efficiency` is the throughput of a device over that of one device alone.
     """
     counts = [(1, devices) for devices in doublings(per_machine)]
     counts += [(number, per_machine) for number in doublings(machines)[1:]]
@@ -145,7 +145,7 @@ def compare_with_one(
 ) -> tuple[float, str]:
     """Return the time of a step on all devices over that on one, and what this assumes.
 
-    One has the rates of `--measured` and `--bench`, else `per_s`.
+    The rates of one device are those of `--measured` and `--bench`, else `per_s`.
     """
     batch, devices = config.global_batch_size, machines * per_machine
     if devices == 1:

@@ -1,4 +1,4 @@
-"""Published results of many machines, predicted from smaller ones of the same submitter."""
+"""Predict published results of many machines from the same submitter's results of fewer machines."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ Check = dict[str, Any]  # a published set of more devices, its throughput as pre
 def check_published(root: Path) -> list[Check]:
     """Predict every larger set of `scaling` in <benchmark>/reported.yaml from the smallest of its family.
 
-    The second set serves too where its batch per device is at most half of the first's: it shows the part of
-    a step that is fixed.
+    The second set is used, too, if its batch per device is at most half of the first's: it shows the fixed
+    part of a step.
     """
     files = sorted(root.glob("*/reported.yaml"))
     return [

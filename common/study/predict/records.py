@@ -18,7 +18,7 @@ from common.machine import system
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
 from common.study.predict.minutes import estimate_run, name_devices, training_seconds
-from common.study.predict.sources import FREE, agree, picked, read_json, stated_config
+from common.study.predict.sources import FREE, agree, pick, read_json, stated_config
 from common.study.prices import Price
 
 ESTIMATES = "estimates"
@@ -32,7 +32,7 @@ Record = dict[str, Any]
 
 
 def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
-    """Return an estimate with everything that it rests on; where nothing states rates, they are measured."""
+    """Return an estimate with its rates, samples and configuration; unstated rates are measured now."""
     (machines, per_machine), links = devices.choose_machines(args), devices.choose_links(args)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")
@@ -100,7 +100,7 @@ def title_of(record: Record) -> str:
 
 
 def describe_minutes(record: Record, end: str = "") -> str:
-    """Word an estimate with its interval, in seconds where those are easier to read."""
+    """Describe the minutes of an estimate with their interval, below 5 minutes in seconds."""
     scale, unit, digits = (60, "s", 1) if record["minutes"] < 5 else (1, "min", 2)
     minutes, low, high = (f"{record[name] * scale:.{digits}f}" for name in ("minutes", "low", "high"))
     is_known = record["samples_half_width"] is not None
@@ -203,13 +203,13 @@ def describe_run(run: Record) -> str:
 
 
 def states(log: Log, config: dict[str, Any]) -> bool:
-    """Return whether a log states this configuration, but for what a run decides for its machine."""
+    """Return whether a log states this configuration, apart from the keys that a run may decide (FREE)."""
     stated, keys = stated_config(log), config.keys() - FREE
-    return "benchmark" in stated and agree(picked(stated, keys), picked(config, keys))
+    return "benchmark" in stated and agree(pick(stated, keys), pick(config, keys))
 
 
 def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
-    """Return each estimate with the runs that came after it, and how good all of them were: lines, JSON."""
+    """Compare each estimate with the runs that came after it; returns lines of text, and figures for JSON."""
     folders = [folder for folder in (results, results / STUDY) if folder.is_dir()]
     paths = (path for folder in folders for path in find_logs(folder))
     logs = [
@@ -224,7 +224,7 @@ def score(results: Path, records: Sequence[Record]) -> tuple[list[str], Record]:
         minutes = describe_minutes(record)
         lines.append(f"{title_of(record)} on {record['system']}, {record['time']}: {minutes}")
         lines += [f"  {describe_run(run)}" for run in runs] or ["  no run since"]
-        row = {"estimate": record["path"].name} | picked(record, ("system", "minutes"))
+        row = {"estimate": record["path"].name} | pick(record, ("system", "minutes"))
         rows.append(row | {"runs": runs})
     inside = sum(run["is_inside"] for run in scored)
     ratios = [run["ratio"] for run in scored if run["ratio"] is not None]

@@ -1,6 +1,6 @@
 """The measurements that a prediction rests on: rates from profiles and benches, samples from logs.
 
-Two configurations count as one where the older one lacks keys of the newer one: these are as they were.
+Two configurations count as one if they differ only in keys that the older one lacks.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str)
     if not {"config", "num_ranks", "delay_data_ms", "phases", "evaluation_s"} <= figures.keys():
         return None
     keys = values.keys() - FREE - {"global_batch_size"}  # a device has its part of it
-    if not agree(picked(figures["config"], keys), picked(values, keys)):
+    if not agree(pick(figures["config"], keys), pick(values, keys)):
         return None
     if figures["num_ranks"] > 1 or figures["delay_data_ms"]:
         return None
@@ -184,7 +184,7 @@ def newest_bench(
 
 
 def max_samples(config: RunConfig) -> int:
-    """Return how many samples a run trains on that does not stop at its target."""
+    """Return the number of samples of a run that does not stop at its target."""
     return config.plan().num_steps * config.global_batch_size
 
 
@@ -202,20 +202,20 @@ def agree(older: dict[str, Any], newer: dict[str, Any]) -> bool:
     return all(stated.get(key, value) == value for key, value in flat(newer).items())
 
 
-def picked(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+def pick(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
     return {key: values[key] for key in keys if key in values}
 
 
 def training_keys(config: dict[str, Any]) -> dict[str, Any]:
-    recipe = picked(config, RECIPE)
+    recipe = pick(config, RECIPE)
     if isinstance(data := recipe.get("data"), dict):
-        recipe["data"] = picked(data, data.keys() - OF_MACHINE)
+        recipe["data"] = pick(data, data.keys() - OF_MACHINE)
     return recipe
 
 
 def has_recipe(log: Log, config: dict[str, Any]) -> bool:
     stated, names = stated_config(log), ("benchmark", "configuration", "size")
-    is_named_so = picked(stated, names) == picked(config, names)
+    is_named_so = pick(stated, names) == pick(config, names)
     return is_named_so and agree(training_keys(stated), training_keys(config))
 
 
