@@ -101,9 +101,9 @@ def open_runs(
     stack: ExitStack,
     report: Callable[[Failure], None],
 ) -> tuple[dict[str, TrainingRun], dict[str, dict[str, float]]]:
-    """Return the runs that fit into memory, the memory of the first one's steps by shape; report the others.
+    """Return the runs that fit into memory, and the memory of the first one's steps by shape; report others.
 
-    A later run also fills what lies free between the tensors of those before it: its own need is not seen.
+    A later run also uses memory that is free between the tensors of earlier ones: its need is not measured.
     """
     runs: dict[str, TrainingRun] = {}
     memory: dict[str, dict[str, float]] = {}

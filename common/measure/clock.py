@@ -43,7 +43,7 @@ def time_call(function: Callable[[], object], device: torch.device) -> float:
 def time_launching(step: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
     """Return the median seconds of the host for one step from an idle device.
 
-    After about 1,000 launches that wait for a GPU the host waits, too: several steps would show its time.
+    The host waits once about 1,000 launches are queued on a GPU: several steps would show the GPU's time.
     """
     host_s = []
     for _ in range(repeats):

@@ -71,7 +71,7 @@ def load_for_ranks(
 
 
 def of_all_devices(config: configs.RunConfig, num_ranks: int) -> configs.RunConfig:
-    """Return a configuration for so many ranks with the batch of a run, whose steps its durations count."""
+    """Return the configuration of the whole run on all devices, whose durations count its steps."""
     if config.size != "full":
         return config
     return config.replaced(global_batch_size=config.global_batch_size // num_ranks * NUM_DEVICES)

@@ -1,6 +1,6 @@
 """The set-up of a run on any number of ranks, without the run: `ttt run --dry-run`.
 
-One rank is really set up, in a process group whose other ranks are not there; its step computes no value.
+One rank is really set up, in a process group without the other ranks; its forward pass computes no values.
 """
 
 import os
@@ -94,7 +94,7 @@ def describe_shares(ranks: list[Benchmark], largest: Benchmark) -> list[str]:
 
 
 def describe_automatic_size(benchmark: Benchmark) -> list[str]:
-    """Describe the bytes by which `micro_batch_size: auto` has chosen; nothing where a number is set."""
+    """Describe the bytes by which `micro_batch_size: auto` was chosen; [] where a number is set."""
     if benchmark.config.micro_batch_size != "auto":
         return []
     size, num_local = benchmark.micro_batch_sizes[0], benchmark.rank_info.num_local

@@ -60,9 +60,9 @@ def measure_logging(run: TrainingRun) -> dict[str, float]:
 
 
 def time_steps(run: TrainingRun, num_steps: int = 60) -> tuple[float, float]:
-    """Return the seconds of a training step, medians at the points of a training, and the layer's around it.
+    """Return the seconds of a training step on batches in memory, and of the logging layer around it.
 
-    Steps take batches in memory; those of the layer are the mean of its calls.
+    A step is the weighted sum of medians at the points of a training, the layer the mean of its calls.
     """
     points = list(loaded_points(run, bench_batches(run)))
     step_s, layer_s, taken = 0.0, list[float](), list[tuple[int, Tensor]]()

@@ -65,7 +65,7 @@ def points_of(run: TrainingRun, shape: str | None = None) -> list[Point]:
 
 
 def halve_longest(starts: Sequence[int], num_steps: int) -> list[range]:
-    """Divide a training at these starts, then halve the longest part until there are enough."""
+    """Divide a training at these starts, then halve the longest part until there are `MIN_POINTS`."""
     parts = [range(first, last) for first, last in itertools.pairwise([*starts, num_steps])]
     while len(parts) < min(MIN_POINTS, num_steps):
         part = max(parts, key=len)
@@ -83,7 +83,7 @@ def window_around(middle: int, part: range, num_steps: int, period: int) -> rang
 
 
 def common_period(methods: Iterable[Method]) -> int:
-    """Return after how many steps methods that act every few steps act as before.
+    """Return after how many steps methods that act every few steps repeat themselves.
 
     A method that acts less often than every `WINDOW_STEPS` steps is left out: its cost per step is
     negligible.

@@ -36,7 +36,7 @@ NETWORK = {  # GB/s of one link between machines
 }
 LATENCY_US, LINK_SHARE, OVERLAP = 5.0, 0.8, 0.9  # assumed, not measured; the same for the published check
 BUCKET_BYTES = 25e6  # of DistributedDataParallel; the published code has others
-# of a parameter: each float32 read, each written; of fused_lamb as in Apex's kernels
+# bytes per parameter: each float32 that is read or written; for fused_lamb as in Apex's kernels
 OPTIMIZER_BYTES = {"adamw": 28, "sgd": 20, "decoupled_sgd": 20, "lars": 48, "lamb": 68, "fused_lamb": 52}
 
 
@@ -44,7 +44,7 @@ OPTIMIZER_BYTES = {"adamw": 28, "sgd": 20, "decoupled_sgd": 20, "lars": 48, "lam
 class Links:
     """The links that carry gradients, in GB/s: `inside` of a device, `network` of a whole machine.
 
-    `share` of these rates is reached, `overlap` is the share of an exchange that can lie under the backward.
+    `share` of these rates is reached, `overlap` is the share of an exchange that the backward pass can hide.
     """
 
     inside: float
@@ -109,9 +109,9 @@ def step(work: Work, links: Links, *, machines: int, per_machine: int, batch: in
 
 
 def imbalance(work: Work, batch: float, devices: int) -> float:
-    """Return how much longer than the mean the device with most work takes, expected of random batches.
+    """Return the expected time of the device with most work over the mean time, for random batches.
 
-    The square of balanced ones is above the mean of simulated batches of Wikipedia's lengths.
+    The formula for balanced ranks lies above the mean of simulated batches of Wikipedia's lengths.
     """
     if work.is_balanced and devices > 1:
         return 1 + (work.longest - 1) / batch**2
@@ -135,7 +135,7 @@ def exposed_s(exchange: float, compute: float, links: Links) -> float:
 
 
 def fit_work(work: Work, points: Sequence[tuple[float, float]], floor_s: float) -> Work:
-    """Return work with the times that explain (batch of a device, seconds of compute) of some measurements.
+    """Return work with times fitted to measured points (batch of a device, seconds of compute).
 
     Two batches that differ by a factor of two show the fixed time; otherwise it is `floor_s`.
     """

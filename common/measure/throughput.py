@@ -120,9 +120,9 @@ def bench_batches(run: TrainingRun, shapes: Sequence[str] = ()) -> dict[str, Bat
 
 
 def steppers(run: TrainingRun, shape: str | None = None) -> Steps:
-    """Return warm turns of steps at the points of a training, or of one shape.
+    """Return warm turns of steps, with weights, at the points of a training, or of one shape.
 
-    Their weighted seconds add up to those of a sample, as `time_sample` takes them.
+    The weighted seconds of all turns add up to those of a sample (`time_sample`).
     """
     batches, turns = bench_batches(run), Steps()
     for point, batch in loaded_points(run, batches, shape):
@@ -157,7 +157,7 @@ def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
 
 
 def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
-    """Return a number of steps in which methods that act every few steps do so as often as in training."""
+    """Return a number of steps, whole periods of the methods that act every few steps."""
     period = common_period(methods)
     return math.ceil(at_least / period) * period
 

@@ -12,10 +12,10 @@ PASS_S = 30.0  # the most that a first pass over the data may take, for a loader
 
 
 class Feed:
-    """A loader's batches in the steps of one phase, from its first step again when they are through.
+    """A loader's batches in the steps of one phase, over and over.
 
-    A loader that keeps what it reads has made a pass over the data first, if that is short enough. `delay_s`
-    is for each batch that is read: with several readers they come that much faster.
+    A loader that keeps what it reads makes a pass over the data first, if that is short enough. `delay_s` is
+    the time that a reader waits for a batch: several readers share it.
     """
 
     def __init__(self, benchmark: Benchmark, steps: range, delay_s: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Feed:
         return batch
 
     def skip_prefetched(self, num_batches: int) -> None:
-        """Drop the batches that were prepared during a pause; so many of the phase are left to follow."""
+        """Drop the batches that were prefetched during a pause, but leave `num_batches` of the phase."""
         if self.position + num_batches > self.steps.stop:
             self.close()
             self.open()

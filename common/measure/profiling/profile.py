@@ -58,7 +58,7 @@ AS_IT_IS, KEPT = "as it is", "kept batches"
 ON_KEPT = ("no transfer", "no communication")  # variants on kept batches
 TURN_S, MIN_STEPS, MAX_STEPS = 0.5, 2, 64  # MIN_STEPS at a point
 SETTLING = 2  # steps of a turn that are not counted
-FASTER = 1.2  # than the step has to be a loader that is tried in place of one that is too slow
+FASTER = 1.2  # times the rate of the step: the aim of loader settings tried in place of too slow ones
 
 
 class Profiler:
@@ -71,7 +71,7 @@ class Profiler:
         self.num_steps = MIN_STEPS  # of a turn
         self.left_out: dict[str, str] = {}
         run.set_rate(0)
-        run.set_rate = lambda step: None  # weights stay sound at any step of any phase
+        run.set_rate = lambda step: None  # the learning rate stays 0: weights stay sound in any phase
         choices = self.probes.without_loading()
         self.variants = {name: self.change_benchmark(settings) for name, settings in choices.items()}
 

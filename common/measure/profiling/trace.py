@@ -38,7 +38,7 @@ def summarize_trace(
 ) -> dict[str, Any]:
     """Return by shape the milliseconds a step of each class of kernel, the idle share and the host's time.
 
-    The steps are of the part of training that is the longest of the shape.
+    The steps are those of the longest part of training with the shape.
     On a CPU the operators of torch stand in for kernels. `file` is given a Chrome trace (.json or .json.gz).
     """
     summaries = {}

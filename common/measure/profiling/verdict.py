@@ -10,7 +10,7 @@ from statistics import fmean
 
 from common.evidence import intervals
 
-WAITING = 0.1  # the share of a step from which what it waits for is its bottleneck
+WAITING = 0.1  # a step that waits for this share of its time or more has its bottleneck there
 COMPUTE = ("forward", "backward")
 PEAKS = {"flops_share": "the matrix product", "bytes_share": "the copy"}
 
@@ -54,7 +54,7 @@ class Phase:
 
     @property
     def per_sample_ms(self) -> float:
-        """The mean over all samples of a run, of the time of those that this phase trains on."""
+        """The part of this phase in the mean time of a sample of the whole run."""
         return self.share * self.step_ms / self.batch
 
     @property

@@ -50,7 +50,7 @@ from common.training.method import Batch
 from common.training.probes import probes_of
 from common.training.step import Training
 
-BACKWARD_ATTENTION = 2.5  # of the forward's FLOPs: five products where that has two
+BACKWARD_ATTENTION = 2.5  # times the forward's FLOPs: five matmuls instead of two
 OWN_OPERATORS = "ttt"  # the namespace of operators that are Triton kernels of a benchmark
 NOT_COUNTED = {
     *("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
@@ -166,7 +166,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return run
 
     def compile(self, shape: str, call: Callable[[], object]) -> Compiled:
-        """Return what a call launches. A first call compiles; that the second does not is checked."""
+        """Return the launches of a call. The first call compiles; the second one, which counts, must not."""
         num_graphs, num_kernels = self.num_graphs, len(self.kernels)
         call()
         num_compiled, tally = self.num_graphs, Counter[Launch]()
@@ -215,7 +215,7 @@ def count_moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def count_attention_flops(name: str, args: Sequence[Any]) -> float:
-    """Return the FLOPs of the products of attention; of packed sequences, those of each with itself.
+    """Return the FLOPs of the matmuls of attention; each of several packed sequences attends to itself.
 
     Shapes are (tokens, heads, size) packed, else (batch, heads, tokens, size). Raises ValueError where the
     lengths of packed sequences are not known.
@@ -315,9 +315,9 @@ def make_host_batches(benchmark: Benchmark) -> dict[str, Batch]:
 
 
 def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = ()) -> Iterator[Compiled]:
-    """Yield each shape of a built training as it is compiled; only some of them where `names` says which.
+    """Yield each shape of a built training as it is compiled, or those in `names`.
 
-    Raises UserError for a name that training does not see.
+    Raises UserError for a shape that training does not have.
     """
     shares = probes_of(run.benchmark).shape_shares()
     batches = {shape: batch for shape, batch in make_host_batches(run.benchmark).items() if shape in shares}
@@ -328,12 +328,12 @@ def compile_training(compiler: Compiler, run: Training, names: Sequence[str] = (
         batch = batches[shape]
         yield compiler.compile(shape, lambda: run.train_step(batch, last))  # noqa: B023
     before = compiler.num_graphs
-    run.train_step(batches[next(iter(names or batches))], last)  # a shape that returns
+    run.train_step(batches[next(iter(names or batches))], last)  # a shape that was compiled before
     compiler.num_recompiles = compiler.num_graphs - before
 
 
 def compile_evaluation(compiler: Compiler, run: Training) -> Compiled:
-    """Return what evaluating as many samples as a step has launches, in the largest shape."""
+    """Return the launches of an evaluation of as many samples as a step has, in the largest shape."""
     shape, batch = list(make_host_batches(run.benchmark).items())[-1]
 
     @torch.no_grad()

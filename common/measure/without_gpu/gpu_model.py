@@ -1,8 +1,8 @@
-"""A model of a GPU: predicts the time of a step from what it launches, for devices that nothing ran on.
+"""A model of a GPU: predict the time of a step from its launches, for devices on which nothing ran.
 
 The formula is FORMULA. Its shares of the data sheets' rates are fitted, for each architecture, to throughput
-that others published or that this suite measured (published_rates.yaml, `use: fit`), and checked with other
-such throughput. Predictions are not measurements, and are labelled so wherever they are shown.
+that others published or that this suite measured (published_rates.yaml, `use: fit`), and checked with the
+rest of that throughput. Predictions are not measurements, and are labelled so wherever they are shown.
 """
 
 import json
@@ -37,7 +37,7 @@ FORMULA = (
     "bandwidth = share x data sheet; rate = share of its kind x data sheet, for attention as given",
 )
 RATES = Path(__file__).with_name("published_rates.yaml")
-START, PRIOR_WEIGHT = 0.6, 0.15  # a share that rows do not tell stays near the start: one row of 15 % error
+START, PRIOR_WEIGHT = 0.6, 0.15  # a share that no row tells stays near START, by this weight in the fit
 
 
 class Shares(NamedTuple):
@@ -104,9 +104,9 @@ def predict(
 ) -> Prediction:
     """Predict a training step of one shape, of figures of `ttt inspect compile`, on a device.
 
-    With `part` "evaluation" it is the evaluation of as many samples. `shares` default to those fitted. `row`
-    is that of a published rate: its devices, batch, and what it does otherwise. Samples differ from those of
-    the figures in number only: what the optimizer does is the same for any number.
+    With `part` "evaluation" it is the evaluation of as many samples. `shares` default to the fitted ones.
+    `row` is that of a published rate: its devices, its batch, and what it does otherwise. Times are
+    proportional to the batch, except those of the optimizer.
     """
     sheet, assumed = load_rates()["devices"][device], load_rates()["assumed"]
     counts, num_samples = figures[part][shape], figures["batch_size"]
@@ -219,7 +219,7 @@ def predict_rate(
 
 
 def name_today(benchmark: str, configuration: str, commit: str) -> str:
-    """Return the name of what `configuration` did at a commit, without its micro-batch: counts have none."""
+    """Return today's name of a `configuration` of a commit, without its micro-batch: counts have none."""
     base, *settings = (word for word in configuration.split("+") if not word.startswith("micro_batch_size="))
     before = load_rates()["before"].get(benchmark, {}).get(base, {})
     settings += [setting for begin, setting in before.items() if commit.startswith(begin)]
@@ -232,7 +232,7 @@ def release(version: str) -> list[str]:
 
 
 def find_device(hardware: str) -> str | None:
-    """Return the name of the GPUs of 8xH100-80GB-HBM3 in published_rates.yaml, H100; None of others."""
+    """Return the name in published_rates.yaml, H100 for 8xH100-80GB-HBM3; None for others."""
     devices = load_rates()["devices"].items()
     return next((name for name, sheet in devices if sheet["name"] == hardware.partition("x")[2]), None)
 

@@ -88,7 +88,8 @@ Tally = Counter[Launch]  # the number of each
 class Kernel:
     """A compiled kernel: registers of a thread, bytes that it spills to memory (0: none).
 
-    Of the ways to launch it that are compiled, the one that spills least and then has most registers.
+    Of the compiled ways to launch it, the one that spills least, then takes fewest registers; of an own
+    kernel's forms the one that spills most.
     """
 
     name: str

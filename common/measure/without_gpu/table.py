@@ -129,7 +129,7 @@ def describe_configuration(name: str, kept: Mapping[str, Mapping[str, Figures]],
 
 
 def write_optimizers() -> str:
-    """Return a row for each optimizer: what a step of it alone launches and moves, and predicted times."""
+    """Write a row for each optimizer: launches and bytes of its step alone, and predicted times."""
     rows = []
     for name, (stem, shape) in OPTIMIZER_FIGURES.items():
         files = [f"{architecture}/{stem}-{TORCH}.json" for architecture in gpu_model.list_architectures()]
