@@ -111,7 +111,7 @@ def lines(text: str) -> Markup:
 
 
 def describe_system(run_set: RunSet) -> dict[str, str]:
-    """Describe its system by fields as text; none where it has no description."""
+    """List the fields of a set's system description as text; {} without one."""
     fields = fields_of(describe_set(run_set))
     return {printable(name, 64): printable(value) for name, value in fields.items()}
 
@@ -148,22 +148,7 @@ def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speed
     if not entry.minutes:
         return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
     if baseline is None or baseline is entry or speedup is None:
-        targets = {score.target for score in scores if score.configuration == BASELINE} - {entry.target}
-        minutes = duration(entry.minutes, " minutes")
-        if baseline is None and targets:
-            listed = " or ".join(f"{target:g}" for target in sorted(targets))
-            of = f"with {BASELINE}, whose target is {listed}"
-            return f"{name} reaches its own target, {entry.target:g}, in {minutes}. It is not compared {of}."
-        at = f", {entry.target:g}," if entry.target < 1 else ""
-        if name == BASELINE:
-            return f"{name} reaches the target{at} in {minutes}."
-        is_alone = all(score.configuration != BASELINE for score in scores)
-        why = (
-            f"no {BASELINE} was scored on this hardware"
-            if is_alone
-            else f"no single {BASELINE} lies beside it"
-        )
-        return f"{name} reaches the target{at} in {minutes}. It is not compared: {why}."
+        return _answer_alone(entry, duration(entry.minutes, " minutes"), baseline, scores)
     num_runs = [len(score.converged) for score in (entry, baseline)]
     runs = f"{num_runs[0]} and {num_runs[1]} runs"
     if num_runs[0] == num_runs[1]:
@@ -183,6 +168,22 @@ def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speed
     if high < 1:
         ratio, low, high, word = 1 / ratio, 1 / high, 1 / low, "slower"
     return f"{name} is {ratio:.2f}x {word} than {BASELINE} (95 % interval {low:.2f} to {high:.2f}, {runs})."
+
+
+def _answer_alone(entry: Score, minutes: str, baseline: Score | None, scores: Sequence[Score]) -> str:
+    """Answer for a score that is compared with no baseline, and say why not."""
+    name = entry.configuration
+    targets = {score.target for score in scores if score.configuration == BASELINE}
+    others = [f"{target:g}" for target in sorted(targets - {entry.target})]
+    if baseline is None and others:
+        of = f"with {BASELINE}, whose target is {' or '.join(others)}"
+        return f"{name} reaches its own target, {entry.target:g}, in {minutes}. It is not compared {of}."
+    at = f", {entry.target:g}," if entry.target < 1 else ""
+    answer = f"{name} reaches the target{at} in {minutes}."
+    if name == BASELINE:
+        return answer
+    why = f"no single {BASELINE} lies beside it" if targets else f"no {BASELINE} was scored on this hardware"
+    return f"{answer} It is not compared: {why}."
 
 
 def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]) -> dict[str, Any]:
