@@ -17,7 +17,7 @@ from common.evidence.records import Event, counted, finite
 SPARE = 0.3  # cores that other programs, or a host, may take
 JUMP = 1.75  # times slower than its siblings in one block
 SLOWER = 1.25  # the least that counts: a run against its siblings, or its second half against its first
-FEWEST = 5  # runs whose spread says what is usual
+FEWEST = 5  # runs whose spread tells the usual one
 SLOWED = {  # NVML's clocks event reasons, a bit each: why a GPU runs below its clock
     0x08: "slowed down by its hardware",
     0x20: "slowed down by its temperature",
@@ -68,7 +68,7 @@ def disturbed_gpus(event: Event) -> Iterator[str]:
 
 
 def summarize_disturbance(log: Log) -> str:
-    """Return one line about a run that was disturbed; empty for one that was not."""
+    """Return a line about the disturbance of a run; '' without one."""
     blocks, num_blocks = disturbed_blocks(log), len(log.events("machine_load"))
     lowered = log.last("threads_lowered")
     if lowered:
@@ -105,8 +105,8 @@ def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
 
     `rates` are those of `rates_of`. A run counts if the rate of a block is below 1 / 1.75 of the median of
     the other runs at the same sample. Of 5 or more runs one also counts if it, or its second half, is slower
-    by 25 % or more, and by more than is usual among its siblings (`unusual`: Student's t for one further
-    value, Holm's correction for the number of runs).
+    by 25 % or more, and by more than is usual among its siblings (`find_outliers`: Student's t for one
+    further value, Holm's correction for the number of runs).
     """
     slowness = [compare_with_siblings(rates, index) for index in range(len(rates))]
     texts = {}
@@ -116,9 +116,13 @@ def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
             times = math.exp(blocks[worst])
             texts[index] = f"{times:.1f} times slower than its siblings before sample {worst:,.0f}"
     levels = {index: statistics.fmean(blocks.values()) for index, blocks in enumerate(slowness) if blocks}
-    drifts = {index: drift(list(blocks.values())) for index, blocks in enumerate(slowness) if len(blocks) > 1}
+    drifts = {
+        index: compute_drift(list(blocks.values()))
+        for index, blocks in enumerate(slowness)
+        if len(blocks) > 1
+    }
     for what, figures in (("slower than its siblings", levels), ("slower in its second half", drifts)):
-        for index in unusual(figures):
+        for index in find_outliers(figures):
             texts.setdefault(index, f"{math.exp(figures[index]):.2f} times {what}")
     return texts
 
@@ -133,12 +137,12 @@ def compare_with_siblings(rates: Sequence[Mapping[float, float]], index: int) ->
     return blocks
 
 
-def drift(blocks: Sequence[float]) -> float:
+def compute_drift(blocks: Sequence[float]) -> float:
     half = len(blocks) // 2
     return statistics.fmean(blocks[-half:]) - statistics.fmean(blocks[:half])
 
 
-def unusual(figures: Mapping[int, float]) -> list[int]:
+def find_outliers(figures: Mapping[int, float]) -> list[int]:
     """Return the keys of the figures (logarithms of ratios) that are outliers, by 25 % or more.
 
     A figure is compared with the others near the median if these are enough: two disturbed runs would hide

@@ -75,10 +75,10 @@ def logged_ms(stamp: Stamp) -> int:
 
 
 def find_contradiction(stamps: list[Stamp]) -> tuple[Stamp, Stamp] | None:
-    """Return the two replies of a log that bound the difference of the two clocks so that none is possible.
+    """Return two replies to a log whose bounds of the difference of the two clocks exclude each other.
 
-    The authority's time of a record is that of the log, plus the difference of the clocks, plus up to the
-    delay of the reply, less what it cuts off. The bounds of all records have to overlap, but for drift.
+    The authority's time of a record is the log's, plus the difference of the clocks, plus up to the delay of
+    the reply, less the cut off part of a second. The bounds of all records overlap, apart from drift.
     """
     low = max(stamps, key=lambda stamp: stamp.earliest_ms() - logged_ms(stamp))
     high = min(stamps, key=lambda stamp: stamp.latest_ms() - logged_ms(stamp))

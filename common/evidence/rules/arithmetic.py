@@ -63,7 +63,9 @@ def records_repeat_the_head(log: Log) -> Iterator[Found]:
         if event and name in stated and not are_equal(event.value, stated[name]):
             yield Found(event.line, f"{key}: {contrast(event.value, stated[name])}")
     if isinstance(methods := settings.get("methods"), dict):
-        yield from other_methods(log, {name: value for name, value in methods.items() if value is not False})
+        yield from find_other_methods(
+            log, {name: value for name, value in methods.items() if value is not False}
+        )
     threads = log.first("num_threads")
     if threads and log.threads is not None and (finite(threads.value) or 0) > log.threads:
         yield Found(threads.line, f"num_threads: {contrast(threads.value, log.threads)}")
@@ -125,7 +127,7 @@ def are_equal(value: object, other: object) -> bool:
     return type(value) is type(other) and value == other
 
 
-def other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
+def find_other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
     """Yield the methods that only the head or only the records name, and settings that differ."""
     recorded = {str(event.value): event for event in log.events("method")}
     for name in sorted(methods.keys() ^ recorded.keys()):
@@ -229,8 +231,8 @@ def throughput_is_what_was_trained(log: Log) -> Iterator[Found]:
         started, before = None, samples
 
 
-def clocks(log: Log) -> tuple[Event, float, float] | None:
-    """Return run_stop, and the milliseconds of the run by the wall clock and by the monotonic one."""
+def read_clocks(log: Log) -> tuple[Event, float, float] | None:
+    """Read run_stop, and the milliseconds of the run by the wall clock and by the monotonic one."""
     stop, duration = log.last("run_stop"), log.stopped("duration_ms")
     if stop is None or duration is None or not log.minutes or log.is_resumed:
         return None
@@ -240,7 +242,7 @@ def clocks(log: Log) -> tuple[Event, float, float] | None:
 @rule("T208", "warning", CLOCKS, breaks=edit("run_stop", duration_ms=1, clock_drift_ms=210_029))
 def the_clock_was_not_set_forward(log: Log) -> Iterator[Found]:
     """The wall clock was not set forward in a run by more than a second."""
-    if both := clocks(log):
+    if both := read_clocks(log):
         stop, wall, duration = both
         if wall - duration > MAX_DRIFT_MS:
             yield Found(stop.line, f"the run takes {by_both_clocks(wall, duration)}")
@@ -253,7 +255,7 @@ def by_both_clocks(wall: float, duration: float) -> str:
 
 def find_step_back(log: Log, above_ms: float, up_to_ms: float = math.inf) -> Iterator[Found]:
     """Yield run_stop where the wall clock was set back by so much; it may be 0.1 % slow besides."""
-    if both := clocks(log):
+    if both := read_clocks(log):
         stop, wall, duration = both
         if above_ms < duration - wall - SLACK * duration <= up_to_ms:
             text = f"the clock was set back by {(duration - wall) / 1000:.2f} s; make the run again: it takes"
@@ -275,7 +277,7 @@ def the_clock_made_no_step_back(log: Log) -> Iterator[Found]:
 @rule("T218", "strict", CLOCKS, breaks=edit("run_stop", clock_drift_ms=100))
 def clocks_agree(log: Log) -> Iterator[Found]:
     """The wall clock is the monotonic clock and the stated drift, to 50 ms."""
-    if both := clocks(log):
+    if both := read_clocks(log):
         stop, wall, duration = both
         drift = log.stopped("clock_drift_ms") or 0.0
         if abs(wall - duration - drift) > 1000 * SLACK_S:

@@ -110,20 +110,20 @@ def find_repeated(logs: Sequence[Log], describe: Callable[[Log], object]) -> Ite
                 yield earlier, log
 
 
-def as_in(pairs: Iterable[tuple[Log, Log]]) -> Iterator[Found]:
+def report_pairs(pairs: Iterable[tuple[Log, Log]]) -> Iterator[Found]:
     return (Found(0, f"as in {earlier.path}", log) for earlier, log in pairs)
 
 
 @rule("S402", "error", RUN_SETS, breaks=lambda logs: borrow_trace([logs[:1], logs])[-1])
 def logs_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No run stands in a set twice: equal losses and accuracies."""
-    return as_in(find_repeated(logs, trace))
+    return report_pairs(find_repeated(logs, trace))
 
 
 @rule("S403", "error", "rules: Random numbers", breaks=change_last(edit("seed", value=1000)))
 def seeds_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """Every run has its own seed."""
-    return as_in(find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed")))
+    return report_pairs(find_repeated(logs, lambda log: None if log.is_resumed else log.value("seed")))
 
 
 def intervals_ms(log: Log) -> list[int]:
@@ -148,7 +148,7 @@ def times_differ(logs: Sequence[Log]) -> Iterator[Found]:
             pairs = zip(times, others, strict=False)
             if len(times) == len(others) and all(abs(one - two) <= SAME_MS for one, two in pairs):
                 repeated.setdefault(max(number, other), min(number, other))
-    return as_in((logs[first], logs[later]) for later, first in repeated.items())
+    return report_pairs((logs[first], logs[later]) for later, first in repeated.items())
 
 
 def exact_losses(log: Log) -> dict[float, float]:
@@ -198,8 +198,8 @@ def each_loss_differs(logs: Sequence[Log]) -> Iterator[Found]:
             yield Found(0, f"1 loss equals that of {earlier.path}", log)
 
 
-def counts(log: Log) -> object:
-    """Return the correct predictions of each evaluation; None if these are few or small."""
+def list_correct(log: Log) -> object:
+    """List the correct predictions of each evaluation; None if these are few or small."""
     events = log.events("eval_accuracy")
     parts = [(event.number("samples"), event.number("correct")) for event in events]
     is_enough = len(events) >= MIN_COUNTS and all((e.number("total") or 0) >= MIN_TOTAL for e in events)
@@ -209,8 +209,8 @@ def counts(log: Log) -> object:
 @rule("S422", "error", RUN_SETS, breaks=share_counts)
 def counts_differ(logs: Sequence[Log]) -> Iterator[Found]:
     """No two runs of different seeds count equal correct predictions in all of 3 or more evaluations."""
-    repeated = find_repeated(logs, counts)
-    return as_in(pair for pair in repeated if not have_one_seed(*pair) and differ(*pair))
+    repeated = find_repeated(logs, list_correct)
+    return report_pairs(pair for pair in repeated if not have_one_seed(*pair) and differ(*pair))
 
 
 @rule("X501", "strict", RUN_SETS, breaks=borrow_trace)
@@ -223,7 +223,7 @@ def no_run_is_in_two_sets(sets: Sequence[RunSet]) -> Iterator[Found]:
     first: dict[int, tuple[Log, Log]] = {}
     for earlier, log in copies:
         first.setdefault(id(log), (earlier, log))
-    return as_in((a, b) for a, b in first.values() if numbers[id(a)] != numbers[id(b)])
+    return report_pairs((a, b) for a, b in first.values() if numbers[id(a)] != numbers[id(b)])
 
 
 def is_rerun(log: Log, other: Log) -> bool:

@@ -1,4 +1,4 @@
-"""P: what could not be read. K: what a log must state, how often, and with which value."""
+"""P: lines that could not be read. K: keys that a log must state, how often, and with which value."""
 
 import math
 from collections.abc import Iterator
@@ -184,7 +184,7 @@ def caches_are_cleared_before_the_run(log: Log) -> Iterator[Found]:
         yield Found(clear.line, "cache_clear follows run_start")
 
 
-def caches_left(log: Log) -> Iterator[Found]:
+def find_uncleared(log: Log) -> Iterator[Found]:
     for event in log.events("cache_clear"):
         if event.value is False:
             yield Found(event.line, printable(event.metadata.get("how", "no reason given"), 80))
@@ -193,28 +193,28 @@ def caches_left(log: Log) -> Iterator[Found]:
 @rule("K107", "error", DATA_STATE, breaks=edit("cache_clear", value=False))
 def caches_were_cleared(log: Log) -> Iterator[Found]:
     """A full run starts with caches that were really cleared."""
-    return iter(()) if log.is_proxy else caches_left(log)
+    return iter(()) if log.is_proxy else find_uncleared(log)
 
 
 @rule("K122", "warning", DATA_STATE, breaks=edit("cache_clear", value=False), size="mini")
 def caches_of_a_proxy_were_cleared(log: Log) -> Iterator[Found]:
     """The caches were really cleared; a run of size mini may do without."""
-    return caches_left(log) if log.is_proxy else iter(())
+    return find_uncleared(log) if log.is_proxy else iter(())
 
 
 @rule("K108", "strict", "rules: Training and Test Sets", breaks=edit("eval_samples", value=6400))
 def dataset_is_whole(log: Log) -> Iterator[Found]:
     """A full run trains on and evaluates the whole data set."""
-    return other_sizes(log, is_possible=True)
+    return find_other_sizes(log, is_possible=True)
 
 
 @rule("K119", "error", "rules: Training and Test Sets", breaks=edit("eval_samples", value=10))
 def dataset_is_the_official_one(log: Log) -> Iterator[Found]:
     """A full run evaluates a tenth of the data set at least, and trains on no more than there is."""
-    return other_sizes(log, is_possible=False)
+    return find_other_sizes(log, is_possible=False)
 
 
-def other_sizes(log: Log, *, is_possible: bool) -> Iterator[Found]:
+def find_other_sizes(log: Log, *, is_possible: bool) -> Iterator[Found]:
     """Yield the unofficial sizes of a full run that may be true, or those that cannot."""
     for key, (sizes, least, most) in OFFICIAL.items():
         event, size = log.first(key), sizes.get(log.benchmark)

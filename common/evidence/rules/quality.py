@@ -65,16 +65,16 @@ def first_success_ends_the_run(log: Log) -> Iterator[Found]:
 @rule("Q304", "strict", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=4))
 def evaluations_advance(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num above the one before."""
-    return repeats(log, is_equal=True)
+    return find_repeats(log, is_equal=True)
 
 
 @rule("Q314", "error", "rules: Epoch numbering", breaks=edit("eval_accuracy", at=1, epoch_num=3))
 def evaluations_never_go_back(log: Log) -> Iterator[Found]:
     """Each eval_accuracy has an epoch_num, a number not below the one before."""
-    return repeats(log, is_equal=False)
+    return find_repeats(log, is_equal=False)
 
 
-def repeats(log: Log, *, is_equal: bool) -> Iterator[Found]:
+def find_repeats(log: Log, *, is_equal: bool) -> Iterator[Found]:
     """Yield the evaluations whose epoch_num equals the highest one before, or is missing or below it."""
     before = -1.0  # the first may be of the untrained model, at 0
     for event in log.events("eval_accuracy"):

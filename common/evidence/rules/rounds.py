@@ -6,7 +6,7 @@ from typing import NamedTuple
 from common.evidence.log import RunSet
 from common.evidence.rules.rule import Found, rule
 
-ROUNDS = {  # ruleset: the month after its round, and those of our benchmarks that it has rules for
+ROUNDS = {  # ruleset: the month after its round, and our benchmarks in it
     "2.0.0": ("2022-07", ("resnet", "bert")),
     "2.1.0": ("2023-01", ("resnet", "bert")),
     "3.0.0": ("2023-07", ("resnet", "bert")),

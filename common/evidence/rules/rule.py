@@ -148,7 +148,7 @@ def shift_from(key: str, at: int, ms: int) -> Mutation:
 
 
 def retime(lines: Lines, change: Callable[[int], int]) -> Lines:
-    """Give every record the time that `change` makes of its own."""
+    """Change the time of every record."""
     return [rewrite(line, time_ms=change(time_of(line))) if TOKEN in line else line for line in lines]
 
 

@@ -26,7 +26,7 @@ def seal_of(files: Files) -> dict[str, Any]:
 
 
 def rechain(lines: Lines) -> Lines:
-    """Give each record of a log the hash of what stands before it."""
+    """Give each record of a log the hash of the bytes before it."""
     chained, block = Lines(), Lines()
     for line in lines:
         if TOKEN in line:

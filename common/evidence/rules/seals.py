@@ -90,7 +90,7 @@ def seal_and_list_are_whole(sealing: Sealing) -> Iterator[Found]:
 def logs_name_their_seal(sealing: Sealing) -> Iterator[Found]:
     """A log of a sealed set names the runset.json that lies beside it."""
     for log in sealing.run_set.logs:
-        if log.is_resumed:  # its head is that of the run from which it goes on
+        if log.is_resumed:  # its head is that of the interrupted run
             continue
         if seal := log.header("seal"):
             if sealing.sealed is None:
@@ -234,7 +234,7 @@ def logs_keep_to_the_seal(sealing: Sealing) -> Iterator[Found]:
 
 
 def contradict(log: Log, run: Run) -> str:
-    """Say why a log is not that of a run that ended as listed; '' where it may be."""
+    """Say why a log contradicts the listed end of its run; '' if it does not."""
     stop, outcome = log.last("run_stop"), run.ended.outcome if run.ended else ""
     if outcome in ("converged", "missed", "failed") and log.is_converged != (outcome == "converged"):
         return "reached its target" if log.is_converged else "did not reach its target"

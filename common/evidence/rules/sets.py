@@ -84,7 +84,7 @@ def list_extra(values: dict[str, list[str]], others: dict[str, list[str]], key: 
 
 
 def find_other_recipes(logs: Sequence[Log], counts: Callable[[Difference], bool]) -> Iterator[Found]:
-    """Yield the logs whose recipe is not that of the first, with the first key that counts."""
+    """Yield the logs whose recipe differs from the first log's, with the first key that counts."""
     for first, log, (key, before, after) in differing_logs(logs, counts):
         yield Found(0, f"{key} {after}, not {before} as in {first.path}", log)
 

@@ -49,8 +49,8 @@ def phases_are_in_order(log: Log) -> Iterator[Found]:
         yield Found(0, "no init_start")
 
 
-def span(log: Log) -> tuple[int, int]:
-    """Return the lines of run_start and run_stop; those around the records where one is missing."""
+def span_of(log: Log) -> tuple[int, int]:
+    """Read the lines of run_start and run_stop; those around the records where one is missing."""
     start, stop = log.first("run_start"), log.last("run_stop")
     return (start.line if start else 0), (stop.line if stop else log.records[-1].line + 1)
 
@@ -67,7 +67,7 @@ def events_of_run(log: Log) -> tuple[list[Event], list[Event]]:
 
     Where evaluation runs beside the training, blocks end after run_stop; accuracies do not.
     """
-    first, last = span(log)
+    first, last = span_of(log)
     start, stop = log.first("run_start"), log.last("run_stop")
     events = [event for event in log.records if first <= event.line <= last]
     low = start.time_ms if start else 0
@@ -105,7 +105,7 @@ def time_advances_outside(log: Log) -> Iterator[Found]:
     """Time never goes back outside the run."""
     if log.is_in_order:
         return
-    start, stop = span(log)
+    start, stop = span_of(log)
     yield from find_steps_back([event for event in log.records if event.line < start])
     yield from find_steps_back([event for event in log.records if event.line > stop])
 
@@ -139,7 +139,7 @@ def the_run_follows_init_soon(log: Log) -> Iterator[Found]:
 @rule("T206", "error", RUN_RESULTS, breaks=move("eval_accuracy", before="run_start"))
 def evaluation_is_timed(log: Log) -> Iterator[Found]:
     """No eval_accuracy stands outside the run."""
-    start, stop = span(log)
+    start, stop = span_of(log)
     return (Found(e.line, "") for e in log.events("eval_accuracy") if not start < e.line < stop)
 
 
@@ -154,7 +154,7 @@ def run_stop_is_last(log: Log) -> Iterator[Found]:
 @rule("T209", "error", RUN_RESULTS, breaks=move("dataset_fingerprint", before="run_start"))
 def data_is_touched_in_the_run(log: Log) -> Iterator[Found]:
     """The data set is touched only between run_start and run_stop."""
-    start, stop = span(log)
+    start, stop = span_of(log)
     return (Found(e.line, e.key) for e in log.events(*ON_DATA) if not start < e.line < stop)
 
 
@@ -218,7 +218,7 @@ def the_pace_stays(log: Log) -> Iterator[Found]:
     """No block trains twice as fast as another; 4.5 times where a method changes the work of a step."""
     rates = [(event, finite(event.value)) for event in log.events("throughput")]
     known = [(rate, event) for event, rate in rates if rate is not None and rate > 0]
-    if not known or log.is_resumed:  # whose gap lies in a block
+    if not known or log.is_resumed:  # the interruption lies in a block
         return
     methods = {event.value for event in log.events("method") if isinstance(event.value, str)}
     limit = STEADY if methods.isdisjoint(CHANGE_THE_WORK) else CHANGED
