@@ -175,7 +175,7 @@ def audit_log(log: Log) -> list[Finding]:
 
 
 def audit_set(run_set: RunSet) -> list[Finding]:
-    """Audit what the logs of a set share, its seal, and the description of its system."""
+    """Audit the facts that the logs of a set share, its seal, and the description of its system."""
     findings = []
     if run_set.readable:
         findings = find_broken_rules(OF_LOGS, run_set.readable, run_set.lead)

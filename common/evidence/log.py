@@ -62,7 +62,7 @@ class Log:
     records: tuple[Event, ...] = ()
     problems: tuple[Problem, ...] = ()
     preamble: tuple[str, ...] = field(default=(), repr=False)  # the comment lines before the first record
-    chain: Chain | None = None  # None where the first record carries no hash of what stands before it
+    chain: Chain | None = None  # None if the first record carries no hash of the bytes before it
 
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[Event]]:
@@ -79,7 +79,7 @@ class Log:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """True if no record is stamped before the one that stands above it."""
+        """True if no record is stamped earlier than the record above it."""
         return all(map(operator.le, self.times, islice(self.times, 1, None)))
 
     def events(self, *keys: str) -> Sequence[Event]:
@@ -137,7 +137,7 @@ class Log:
 
     @property
     def is_study(self) -> bool:
-        """True if the run was to train to the end of its budget, past the target: no timed run to it."""
+        """True if the run trains to the end of its budget, past the target, and so has no score."""
         return self.value("stop_at_target") is False
 
     @property
@@ -152,7 +152,7 @@ class Log:
 
     @cached_property
     def benchmark(self) -> str:
-        """`resnet`, `bert`, or '' for anything else: what the folder says, else the log."""
+        """`resnet`, `bert`, or '' for anything else: by the folder, else by the log."""
         name = self.folders[1] or self.value("submission_benchmark")
         return name if isinstance(name, str) and name in TARGETS else ""
 
@@ -167,7 +167,7 @@ class Log:
 
     @property
     def configuration(self) -> str:
-        """The configuration's name; in foreign logs what follows the last hyphen of the system id."""
+        """The configuration's name; in foreign logs the part of the system id behind the last hyphen."""
         return self.text("configuration_name") or self.system.rpartition("-")[2]
 
     @cached_property
@@ -329,7 +329,7 @@ def read_brief(path: Path) -> Log:
 
 
 def read_log(path: Path) -> Log:
-    """Read one file; a link, a device or an unreadable file becomes a Log with one problem."""
+    """Read one file; a link, a device or an unreadable file becomes a log with one problem."""
     name, absolute = label(path), path.absolute()
     system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
     folders = (system, benchmark) if benchmark in TARGETS else ("", "")

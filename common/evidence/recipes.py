@@ -23,7 +23,7 @@ from common.evidence.records import printable
 Recipe = dict[str, Any]  # key path -> value
 FREE = ("submission.", "checkpoint_every", "data.directory")  # beginnings of keys
 SOFTWARE = ("code", "commit", "version ")  # beginnings of keys
-NO_EFFECT = ("mlperf-logging",)  # a package that only writes what was computed
+NO_EFFECT = ("mlperf-logging",)  # a package that only writes results
 MACHINE = ("ranks", "device", "threads")
 MISSING = object()
 
@@ -115,8 +115,8 @@ def software(versions: str, code: str, commit: str) -> Recipe:
 def all_differences(before: Recipe, after: Recipe) -> Iterator[Difference]:
     """Yield the keys in which two recipes differ, in their order: configuration, machine, versions, code.
 
-    A key that only one of them states is a difference in a configuration alone: a log may not say the rest.
-    The commit counts where one states no digest of the code.
+    A key that only one recipe states counts in the configuration alone: a log may lack the rest. The commit
+    counts if one of them states no digest of the code.
     """
     has_code = before.get("code") and after.get("code")
     both_configured = "benchmark" in before and "benchmark" in after

@@ -24,7 +24,7 @@ from common.evidence.records import finite, printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
-NOTES = {  # mark in a label -> what must be said beside such a score (MLCommons result messaging guidelines)
+NOTES = {  # mark in a label -> the note that such a score needs (MLCommons result messaging guidelines)
     "unverified": UNVERIFIED,
     "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
     "provisional": f"provisional: fewer runs than MLPerf asks for, {NUM_RUNS['resnet']} of ResNet and "
@@ -87,7 +87,7 @@ class Score:
     target: float
     source: str
     mixture: str = ""  # the first difference between the recipes of its runs; then it has no score
-    disturbed: tuple[str, ...] = ()  # the runs that were, and by what
+    disturbed: tuple[str, ...] = ()  # the disturbed runs, and the cause
     missed: tuple[str, ...] = ()  # the runs without a time to the target, and why
     scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
 
@@ -157,7 +157,7 @@ class Score:
 
     @property
     def split(self) -> TimeSplit | None:
-        """Mean over the converged runs; over all where none converged."""
+        """Mean over the converged runs, or over all if none converged."""
         splits = self._splits
         if not splits:
             return None
@@ -349,7 +349,7 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
 
 
 def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
-    """Return the baseline of its group and target; of several the one that lies beside it, else None."""
+    """Return the baseline of a score's group and target; of several the one beside it, else None."""
     alike = [s for s in scores if (s.group, s.target) == (entry.group, entry.target)]
     baselines = [s for s in alike if s.configuration == BASELINE]
     if len(baselines) > 1:
@@ -359,7 +359,7 @@ def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
 
 
 def notes(scores: Sequence[Score]) -> list[str]:
-    """Return what must be said beside these scores."""
+    """Return the notes that must stand beside these scores."""
     lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
     lines += [f"disturbed: {text}" for s in scores for text in s.disturbed]
     return lines + [f"missed: {text}" for s in scores for text in s.missed]

@@ -119,7 +119,7 @@ def missing_lines(description: object) -> list[str]:
 
 
 def field_fault(field: str, value: object) -> str:
-    """Return what is wrong with the value of one field; '' for nothing."""
+    """Return the fault of a field's value; '' for none."""
     if field == "other_software_stack" and isinstance(value, Mapping) and value:
         faults = (_text_fault(part) for pair in value.items() for part in pair)
         return next((fault for fault in faults if fault), "")
@@ -154,7 +154,7 @@ def _text_fault(value: object) -> str:
 
 
 def read(path: Path, *, takes_repeated: bool = False) -> object:
-    """Return what a JSON file holds. Raises ValueError, in one line, for whatever cannot be read safely.
+    """Return the value in a JSON file. Raises ValueError, in one line, for a file that is not safe to read.
 
     With `takes_repeated` the last value of a field counts, as for the official tools.
     """

@@ -42,7 +42,7 @@ def number(value: float) -> str:
 
 
 def duration(minutes: float, unit: str = "") -> str:
-    """Return minutes, with their unit in a sentence, and seconds too where those are easier to read."""
+    """Return minutes, with their unit in a sentence; below 5 minutes seconds, too."""
     return f"{minutes:.3f}{unit}" + (f" ({minutes * 60:.1f} s)" if minutes < 5 else "")
 
 
@@ -65,7 +65,7 @@ def spread_of(estimate: Estimate, form: Form = TWO_DIGITS, unit: str = "") -> st
 
 
 def open_console(width: int) -> Console:
-    """Return a console of the terminal's width; of `width` columns where there is none."""
+    """Return a console of the terminal's width, else of `width` columns."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
@@ -83,7 +83,7 @@ def make_table(
 
 
 def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str], *, is_wide: bool) -> None:
-    """Print the scores by benchmark and size. `is_wide`: whole tables also where they do not fit."""
+    """Print the scores by benchmark and size. `is_wide`: whole tables even if they do not fit."""
 
     def kind(score: Score) -> tuple[str, bool]:
         return score.benchmark, score.is_proxy
@@ -107,7 +107,7 @@ def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str]
 def score_cells(score: Score, speedup: Speedup | None, beside: Sequence[Score] = ()) -> dict[str, str]:
     """Return the columns of a table row; a dash where the logs do not say.
 
-    The label has the target where that of a score `beside` it in the table is another.
+    The label has the target if a score `beside` it in the table has another.
     """
     share = score.evaluation_share
     return {
@@ -126,7 +126,7 @@ def score_cells(score: Score, speedup: Speedup | None, beside: Sequence[Score] =
 
 
 def target_beside(score: Score, beside: Sequence[Score], name: str) -> str:
-    """Return the target of a score after `name`; '' where it is unknown, or that of all `beside` it."""
+    """Return the target of a score after `name`; '' if it is unknown, or the same for all `beside` it."""
     is_alone = score.target < 1 and any(other.target != score.target for other in beside)
     return f"{name} {score.target:g}" if is_alone else ""
 

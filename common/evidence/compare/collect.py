@@ -14,7 +14,7 @@ import yaml
 
 from common.errors import UserError
 from common.evidence.compare import masked_accuracy
-from common.evidence.compare.devices import count, of_description
+from common.evidence.compare.devices import of_description, read_count
 from common.evidence.compare.masked_accuracy import MOSAIC, OFFICIAL
 from common.evidence.compare.rcp import last_step
 from common.evidence.compare.reported import SOURCE
@@ -68,7 +68,7 @@ def entry_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 def is_listed(fields: Mapping[str, object]) -> bool:
     is_gpu = LISTED.search(str(fields.get("accelerator_model_name")))
-    return fields.get("division") == "closed" and count(fields, "number_of_nodes") == 1 and bool(is_gpu)
+    return fields.get("division") == "closed" and read_count(fields, "number_of_nodes") == 1 and bool(is_gpu)
 
 
 def make_entry(run_set: RunSet, fields: Mapping[str, object], *, is_named: bool) -> Entry:

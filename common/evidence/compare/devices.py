@@ -43,21 +43,21 @@ class Devices(NamedTuple):
 
 
 def devices_of(run_set: RunSet) -> Devices:
-    """Return the devices by the logs; what these leave open by the description, then by the system's name."""
+    """Return the devices by the logs, completed by the description, then by the system's name."""
     described = of_description(fields_of(describe_set(run_set)))
     return of_log(run_set.lead).completed_by(described).completed_by(of_name(run_set.lead.system))
 
 
 def of_log(log: Log) -> Devices:
-    """Read what logs of this suite state."""
+    """Read the devices that a log of this suite states."""
     number, model = finite(log.value("num_accelerators")), log.text("device")
     return of_model(int(number), model) if number and number > 0 else Devices()
 
 
 def of_description(fields: Mapping[str, object]) -> Devices:
     """Read a system's description; a model that nobody stated is left out."""
-    part = "accelerator" if count(fields, "accelerators_per_node") else "host_processor"
-    number = count(fields, "number_of_nodes") * count(fields, f"{part}s_per_node")
+    part = "accelerator" if read_count(fields, "accelerators_per_node") else "host_processor"
+    number = read_count(fields, "number_of_nodes") * read_count(fields, f"{part}s_per_node")
     model = fields.get(f"{part}_model_name")
     stated = Devices(number) if open_reason(model) else of_model(number, str(model))
     memory = MEMORY.search(str(fields.get(f"{part}_memory_capacity")))
@@ -70,7 +70,7 @@ def of_model(number: int, model: str) -> Devices:
 
 
 def of_name(system: str) -> Devices:
-    """Read what the name of a system tells: 8xA100_80GB, dgxh100_n8, 2xXE8545x4A100-SXM-40GB."""
+    """Read devices from the name of a system: 8xA100_80GB, dgxh100_n8, 2xXE8545x4A100-SXM-40GB."""
     named = NAMED.search(system)
     if not named:
         return Devices()
@@ -93,6 +93,6 @@ def find_bus(text: str) -> str:
     )
 
 
-def count(fields: Mapping[str, object], name: str) -> int:
+def read_count(fields: Mapping[str, object], name: str) -> int:
     number = re.match("[0-9]{1,6}(?![0-9])", str(fields.get(name)))
     return int(number[0]) if number else 0

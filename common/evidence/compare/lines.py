@@ -42,7 +42,7 @@ def reproduction_lines(comparison: Reproduction) -> Iterator[str]:
 
 
 def factor_line(factor: Factor, margin: float) -> str:
-    """Return one factor's ratio, interval and verdict, the two means, and what so many runs could show."""
+    """Return one factor's ratio, interval and verdict, the two means, and the detectable difference."""
     note = f" ({factor.note})" if factor.note else ""
     ratio = factor.ratio
     if ratio is None or factor.measured is None or factor.published is None:

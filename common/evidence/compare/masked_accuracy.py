@@ -1,9 +1,9 @@
 """BERT's accuracy in two countings: the official one, and the one that the published runs stopped at.
 
 The evaluation set of the reference has 428,235 masked tokens. MosaicML's loader put a label at position 0 of
-each sample with fewer than 76 of them, 6,946 tokens more, which the model always got right. With its accuracy m
+each sample with fewer than 76 of them, 6,946 tokens more, which the model always got right. For its accuracy
 
-    official = (m x 435,181 - 6,946) / 428,235
+    official = (mosaic x 435,181 - 6,946) / 428,235
 
 and 0.7200 of 435,181 tokens is 0.7155 of the official ones.
 """

@@ -56,7 +56,7 @@ def write_picture(path: Path, published: Mapping[str, Reported], run_sets: Seque
 
 
 def published_places(facts: Reported) -> Iterator[Place]:
-    """Yield the place of each published set, and where closed ones passed MosaicML's count of the target."""
+    """Yield each published set, and for closed ones where they passed the target by MosaicML's count."""
     for entry in facts.sets + facts.peers:
         configuration = entry.score.configuration if entry.configurations else ""
         place = Place(
@@ -87,7 +87,7 @@ def measured_places(facts: Reported, run_sets: Sequence[RunSet]) -> Iterator[Pla
 
 
 def stops_of(scored: Score) -> list[float]:
-    """Samples to target of the runs that count, infinite of those that missed it."""
+    """List the samples to target of the runs that count, infinite for a miss."""
     return [
         run.samples if run.samples and math.isfinite(run.minutes) else math.inf for run in scored.counting
     ]
@@ -100,7 +100,7 @@ def mean_in_millions(place: Place) -> Estimate | None:
 def _plot_benchmark(axes: Axes, facts: Reported, places: Sequence[Place]) -> None:
     sizes = [place.batch_size for place in places]
     _plot_reference(axes, facts.benchmark, min(sizes), max(sizes))
-    beside: dict[tuple[int, int], list[str]] = {}  # names of places that lie on each other
+    beside: dict[tuple[int, int], list[str]] = {}  # names of places that overlap
     for kind, is_hollow in product(KINDS, (False, True)):
         means = [
             (place, mean)

@@ -50,9 +50,8 @@ class ReferencePoint:
 class Convergence:
     """A run set beside the reference of a ruleset; `note` says why there is no verdict, or what differs.
 
-    `measured` and `interval`: see `mean_of_stops`.
-    verdict: accepted, scaled (the closed division multiplies the score with `scale`), refused (it accepts no
-    such few samples), or unknown.
+    `measured` and `interval`: see `mean_of_stops`. verdict: accepted, scaled (the closed division multiplies
+    the score by `scale`), refused (too few samples), or unknown.
     """
 
     ruleset: str
@@ -189,7 +188,7 @@ def evaluation_step(log: Log) -> float:
 
 
 def last_step(counts: Sequence[float | None]) -> float:
-    """Return the last of some counts less the one before it, or less 0; 0 where they are unknown."""
+    """Return the difference of the last two counts, of a single one from 0; 0 if they are unknown."""
     before, last = [0.0, *counts][-2:] if counts else (None, None)
     return 0.0 if before is None or last is None else max(last - before, 0.0)
 

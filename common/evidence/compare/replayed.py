@@ -70,7 +70,7 @@ class Pair(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """A log beside its replay. `elsewhere` says why the bits may differ; empty where they may not."""
+    """A log beside its replay. `elsewhere` are the reasons why bits may differ; () if they may not."""
 
     log: Log
     again: Log
@@ -85,8 +85,7 @@ class Replayed(NamedTuple):
     def first_beyond(self) -> Pair | None:
         """The first record at which the two part by more than the tolerance; None where they agree.
 
-        A run that reaches its target an evaluation earlier ends there: what the other one did later stays
-        without a partner.
+        If one run reaches its target at an earlier evaluation, later records of the other have no partner.
         """
         allowed = self.tolerance or Tolerance(loss=0.0, accuracy=0.0)
         limits = {LOSS: allowed.loss, ACCURACY: allowed.accuracy}
@@ -159,7 +158,7 @@ def place(event: Event) -> tuple[object, ...]:
 
 
 def content(event: Event) -> tuple[object, ...]:
-    """Return what is compared of a record; the words for a missed target count as one."""
+    """Return the compared parts of a record; both words for a missed target count as one."""
     counts = [event.metadata.get(name) for name in COUNTS]
     return (type(event.value), event.value, *("aborted" if count in ABORTED else count for count in counts))
 
@@ -206,7 +205,7 @@ def describe_processor(fields: Mapping[str, object]) -> str:
 
 
 def verdict_lines(replayed: Replayed) -> list[str]:
-    """Say in a line how a log and its replay compare, in others where they part and how long both took."""
+    """Describe in lines how a log and its replay compare, where they part, and how long both took."""
     log, num_losses, num_accuracies = replayed.log, replayed.count(LOSS), replayed.count(ACCURACY)
     counts = f"{num_losses} losses, {num_accuracies} accuracies"
     name = Path(log.path).name

@@ -36,7 +36,7 @@ class Published:
     division: str
     accelerators: str
     configurations: tuple[str, ...]
-    masked_tokens: int  # of bert: what its quality was divided by
+    masked_tokens: int  # of bert: the denominator of its quality
     mosaic_minutes: tuple[float, ...]
     mosaic_samples: tuple[float, ...]
     batch_size: int
@@ -125,7 +125,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def load_reported(root: Path = ROOT) -> dict[str, Reported]:
-    """Return benchmark -> what <root>/<benchmark folder>/reported.yaml holds. Raises: UserError."""
+    """Return benchmark -> the facts in <root>/<benchmark folder>/reported.yaml. Raises: UserError."""
     matches = {}
     for path in sorted(root.glob("*/reported.yaml")):
         try:

@@ -26,7 +26,7 @@ from common.evidence.score import Run, Score, mean_of, score, sort_by_launch, ti
 MARGIN = 0.05
 DIGITS_MINUTES, DIGITS_QUALITY = 2e-4, 2e-6  # of reported.yaml, rounded
 REPRODUCED, BETTER, WORSE, UNDECIDED, UNKNOWN = "reproduced", "better", "worse", "undecided", "unknown"
-MEANING = {  # factor -> what agreement shows, and what a difference points at
+MEANING = {  # factor -> the meaning of agreement, and of a difference
     "minutes": ("minutes", "the factors below say where from"),
     "throughput": ("throughput", "hardware or software"),
     "samples to target": ("convergence", "recipe, data or metric"),
@@ -67,7 +67,7 @@ class Counting:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """A run set against a published one. `why_not`: what forbids a comparison; then there are no factors.
+    """A run set against a published one. `why_not`: why they are not compared; then there are no factors.
 
     `convergence` compares it with MLCommons' reference and decides nothing; None for a proxy or a mixed set.
     """
@@ -215,7 +215,7 @@ def _parts(ours: Score, published: Score) -> tuple[Part, ...]:
 
 
 def count_logs(logs: Sequence[Log], target: float) -> tuple[Counting, ...]:
-    """Return quality and samples to target of logs in both countings; nothing where they do not tell."""
+    """Return quality and samples to target of logs in both countings; () if they do not tell."""
     countings = []
     for tokens in COUNTINGS:
         curves = [masked_accuracy.curve(log, tokens) for log in logs]
@@ -229,10 +229,10 @@ def count_logs(logs: Sequence[Log], target: float) -> tuple[Counting, ...]:
 
 
 def count_published(published: Published) -> tuple[Counting, ...]:
-    """Return the same of a published set, as far as reported.yaml says.
+    """Return quality and samples to target of a published set, as far as reported.yaml says.
 
-    Its runs stopped at their first evaluation at the target. A run that was below it then by the stricter,
-    official count was below it before.
+    Its runs stopped at their first evaluation at the target. A run that was below the target then by the
+    stricter, official count was below it before.
     """
     score, countings = published.score, []
     for tokens in COUNTINGS:

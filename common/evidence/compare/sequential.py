@@ -76,7 +76,7 @@ def decide(
     outcomes = [_outcome(low, high, margin) for low, high in zip(lows, highs, strict=True)]
     first = next((number for number, outcome in enumerate(outcomes, 1) if outcome != "undecided"), None)
     mean, low, high = float(means[-1]), float(lows[-1]), float(highs[-1])
-    if low > high:  # of a sequence that has failed to cover; its last member stands alone
+    if low > high:  # the sequence has failed to cover: take its last member alone
         low, high = mean - float(halves[-1]), mean + float(halves[-1])
     future = None
     if len(values) > 1:

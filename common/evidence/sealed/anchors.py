@@ -34,8 +34,8 @@ Base64 = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=]*$", max_leng
 class Anchor(Strict):
     """A line of `anchors.jsonl`: `sha256` of the stamped bytes, a reply (base64) or a failure.
 
-    `url` is scheme and host of an authority that is public. `delay_ms` passed from the last time when the
-    bytes were not there until the reply was.
+    `url` is scheme and host of a public authority. `delay_ms` is the time from the last moment without the
+    bytes to the reply.
     """
 
     of: Literal["runset.json"] | Result
@@ -104,8 +104,8 @@ class Stamp(NamedTuple):
 class Anchored(NamedTuple):
     """The replies beside a run set; `places` are all that have, or lack, one.
 
-    `is_verified` is False where the library is not installed. `faults` are lines that cannot be read,
-    `explained` the files and lines for whose missing reply a line states a reason.
+    `is_verified` is False if the library is not installed. `faults` are lines that cannot be read,
+    `explained` the places for whose missing reply a line states a reason.
     """
 
     path: str
@@ -165,7 +165,7 @@ class Source:
         return self.digests[of, line]
 
     def compare(self, anchor: Anchor) -> str:
-        """Say how the bytes that an anchor is of differ from those that were stamped; '' if they do not."""
+        """Say how the bytes of an anchor differ from the stamped ones; '' if they do not."""
         if (actual := self.digest_of(*anchor.where)) == anchor.sha256:
             return ""
         what = f"line {anchor.line} of {anchor.of}" if anchor.line else anchor.of
@@ -173,7 +173,7 @@ class Source:
 
 
 def read_anchored(run_set: RunSet, roots: Sequence[Any] = ()) -> Anchored | None:
-    """Read the replies beside the results of a set; None where nobody asked for any. Never raises.
+    """Read the replies beside the results of a set; None if no run asked for any. Never raises.
 
     `roots` are certificates that the authority must lead to; without any its identity is not verified.
     """

@@ -32,7 +32,7 @@ def digest(data: bytes) -> str:
 
 
 def is_chained(data: bytes) -> bool:
-    """True if a log's first record carries the hash of what stands before it."""
+    """True if a log's first record carries the hash of the bytes before it."""
     start = data.find(RECORD)
     end = data.find(b"\n", start)
     return start >= 0 and MARK in data[start : None if end < 0 else end]
@@ -53,12 +53,12 @@ def blocks(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def last_block(data: bytes) -> bytes:
-    """Return the bytes from the start of the last record on; all where there is none."""
+    """Return the bytes from the start of the last record on; all bytes without a record."""
     return [(0, b"", data), *blocks(data)][-1][2]
 
 
 def read_chain(data: bytes) -> Chain:
-    """Compute the head of a log, and compare what its records state. The caller has asked `is_chained`."""
+    """Compute the head of a log, and check the hashes in its records. Only for a log that `is_chained`."""
     head, faults = digest(data), dict[int, str]()
     for number, line, block in blocks(data):
         head = digest(block)

@@ -68,7 +68,7 @@ def load_roots(path: Path) -> tuple[Any, ...]:
 def read_reply(data: bytes, roots: Sequence[Any] = ()) -> Reply:
     """Read a reply and verify its signature, with a root if any are given.
 
-    Raises ValueError for what is no reply that grants a time-stamp, and ImportError without the library.
+    Raises ValueError for data that are no reply with a time-stamp, and ImportError without the library.
     """
     from cryptography import exceptions, x509
     from rfc3161_client import PKIStatus, decode_timestamp_response

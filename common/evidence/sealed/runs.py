@@ -84,14 +84,14 @@ class Turns:
         return [seeds for decided, seeds in self.waiting if decided < line and seeds]
 
     def take(self, seed: int, line: int) -> bool:
-        """Take a seed for the run that a line starts; returns False where it may not have it."""
+        """Take a seed for the run that a line starts; returns False if the run may not have it."""
         turn = next((seeds for seeds in self.before(line) if seeds[-1] == seed), None)
         if turn is not None:
             turn.pop()
         return turn is not None or seed in self.retried
 
     def take_of(self, run: Run) -> bool:
-        """Take the seed of a run of the list; one that was resumed goes on with a seed that was taken."""
+        """Take the seed of a run of the list; a resumed run keeps a seed that was taken."""
         may_have = bool(run.started.resumed) or self.take(run.started.seed, run.line)
         if not run.has_log:
             self.retried.add(run.started.seed)

@@ -3,7 +3,7 @@
 `runset.json` lies beside the results, is written once and never changed. `runs.jsonl` gets a line when a run
 starts and when it ends, whatever became of it; each line carries the SHA-256 of the line before, the first
 one that of the seal. The comment lines of a result name the seal and the line of its start, and the line of
-its end names the head of the result's chain (chain.py), so that each result holds those before it.
+its end names the head of the result's chain (chain.py), so that each result commits to those before it.
 """
 
 import hashlib

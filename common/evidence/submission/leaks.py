@@ -1,7 +1,7 @@
-"""Find what must not be published: keys, tokens, logins, paths and addresses of a machine.
+"""Find secrets that must not be published: keys, tokens, logins, paths and addresses of a machine.
 
-A hit names the line, the kind and the first letters, never the whole. Text is searched as it stands and as
-JSON means it. Each pattern takes linear time, whatever the text: a repetition is bounded, or begins only
+A hit names the line, the kind and the first letters, never the whole. Text is searched raw and decoded as
+JSON. Each pattern takes linear time, whatever the text: a repetition is bounded, or begins only
 where a word does.
 """
 
@@ -71,13 +71,13 @@ PUBLIC = (  # pages that logs, descriptions and time stamps name; a company's ho
     r"|(timestamp\.(digicert|sectigo|globalsign|entrust)|image-net|kaggle)\.(com|org|net)|huggingface\.co"
     r"|nvcr\.io|fast\.ai|proceedings\.mlr\.press)"
 )
-NOBODY = (  # stands where a name was
+NOBODY = (  # words in place of a name
     r"none\b|null\b|not |(redacted|removed|hidden|masked|withheld|undisclosed|unknown|anonymous"
     r"|anonymi[sz]ed)(?!\w|[.-]\w)"
 )
 OWN = rf"(?!localhost|127\.|0\.0\.0\.0|\[?::|{NOBODY})"  # no name of another machine follows
 SIZE = r"\d{0,3}[GMT](i?B)?\b"  # GPU-80GB is no machine
-IN_LOGS = {  # also in what a run or a program wrote: code has such words for a reason
+IN_LOGS = {  # only in the output of a run or a program: code needs such words
     "absolute path": rf"{ELSEWHERE.pattern}|(?<!\w)[A-Za-z]:[\\/]+\w|(?<![\w\\:.])\\\\[\w.-]{{1,99}}\\+[\w$]"
     r"|(?<![\w:/.+])//[\w.-]{1,99}/[\w$]",
     "IP address": rf"(?=\d)(?<![\w.-])(?<!cudnn[ =:])(?<!cu\d\d )(?<!NCCL )(?<!version )(?<!cuDNN ){OWN}"
@@ -106,7 +106,7 @@ VERSIONS = re.compile(
 )  # 9.1.0.70 looks like an address
 ANCHOR = '{"of":"'  # begins a line of anchors.jsonl, whose authority is public
 STAMP = re.compile(r'(?<=["0-9]),"(url":"https?://[\w.:-]{1,200}|reply":"[\w+/=]*)"(?=[,}])')
-ORGANIZATION = re.compile(  # a company's name may be its domain: Lambda.ai; what stands before it is kept
+ORGANIZATION = re.compile(  # a company's name may be its domain: Lambda.ai; the text before it is kept
     r"(?i)((?<![a-z])(?:submission_org|submission_platform|submitter|system_name)[\"\\]{0,4}"
     r"(?:,\s?[\"\\]{1,4}value[\"\\]{1,4})?\s?[:=]\s?[\"\\]{0,4}(?:[\w ,&()+-]{0,60}[ (])?)"
     rf"[a-z0-9][a-z0-9-]{{0,62}}\.(?:{OF_COMPANIES})(?!\w|[.:/@-]\w)"
@@ -118,7 +118,7 @@ ALSO_IN_LOGS = {kind: re.compile(pattern) for kind, pattern in IN_LOGS.items()}
 
 
 class Leak(NamedTuple):
-    """A line, counted from 1, the kind of what stands there, and how it begins."""
+    """A line, counted from 1, the kind of secret in it, and its first letters."""
 
     line: int
     kind: str
@@ -129,7 +129,7 @@ class Leak(NamedTuple):
 
 
 def leaks(text: str, *, is_log: bool) -> Iterator[Leak]:
-    """Yield what must not be published; `is_log` adds addresses, names, paths and placeholders."""
+    """Yield the secrets in a text; `is_log` adds addresses, names, paths and placeholders."""
     kinds = EVERY | ALSO_IN_LOGS if is_log else EVERY
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
         if line.startswith(ANCHOR):
@@ -153,7 +153,7 @@ def search(pattern: re.Pattern[str], forms: list[str]) -> re.Match[str] | None:
 
 
 def readings(line: str) -> list[str]:
-    """Return a line as it stands, as JSON means it, and as JSON in a string of JSON does."""
+    """Return a line raw, decoded as JSON, and decoded as JSON in a string of JSON."""
     forms = [line]
     while len(forms) < 3 and "\\" in forms[-1]:
         forms.append(ESCAPE.sub(unescape, forms[-1]))

@@ -1,6 +1,6 @@
-"""The files that MLPerf asks for beside code and logs: how to repeat a run set, and what it started from.
+"""The files that MLPerf asks for beside code and logs: how to repeat a run set, and its starting weights.
 
-Everything is taken from the logs of the run set; what they do not say is stated as not collected.
+Everything is taken from the logs of the run set; facts that these lack are stated as not collected.
 """
 
 import json
@@ -174,7 +174,7 @@ def scripts(entry: Entry) -> dict[str, str]:
 
 
 def readme(entry: Entry) -> str:
-    """Return the page of one run set: what was timed, how to repeat it, what came out."""
+    """Return the page of one run set: its recipe, how to repeat it, and its results."""
     return fill_template(
         TEMPLATES / "README.md.j2",
         entry=entry,

@@ -179,7 +179,7 @@ def judge_convergence(run_set: RunSet, chosen: str | None = None) -> list[Verdic
 def judge_package(run_sets: Sequence[RunSet], chosen: str | None = None) -> list[Verdict]:
     """Return the verdicts on the submissions that these run sets belong to, and on their descriptions.
 
-    The package checker gets a copy, because it writes into what it checks. It is not asked about size mini.
+    The package checker gets a copy, because it writes into the folder that it checks; no set of size mini.
     """
     packages: dict[Path, list[RunSet]] = {}
     for run_set in run_sets:
@@ -348,7 +348,7 @@ def _copy(
 def _ask(checker: str, path: str, ruleset: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Verdict:
     """Run a checker in an empty folder; its verdict is the last line that has one of its two texts."""
     code, passed, failed = CHECKERS[checker]
-    say = partial(Verdict, path=path, ruleset=ruleset, checker=checker)
+    make_verdict = partial(Verdict, path=path, ruleset=ruleset, checker=checker)
     limits = LIMITS.format(memory=MAX_MEMORY, written=MAX_WRITTEN, cpu=round(timeout_s))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -364,19 +364,19 @@ def _ask(checker: str, path: str, ruleset: str, *arguments: str, timeout_s: floa
                 timeout=10 * timeout_s,  # a busy machine gives it less
             )
         except subprocess.TimeoutExpired:
-            return say(verdict="crashed", detail=f"no answer in {10 * timeout_s:.0f} s")
+            return make_verdict(verdict="crashed", detail=f"no answer in {10 * timeout_s:.0f} s")
         output.seek(0)
         text = output.read()
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        return say(verdict="crashed", detail=f"stopped after {timeout_s:.0f} s of processor time")
+        return make_verdict(verdict="crashed", detail=f"stopped after {timeout_s:.0f} s of processor time")
     lines = [line for line in text.splitlines() if line.strip(" -") and "Warning" not in line]
     if lines and lines[-1].startswith("MemoryError"):
-        return say(verdict="crashed", detail=f"stopped at {MAX_MEMORY // 2**30} GiB of memory")
+        return make_verdict(verdict="crashed", detail=f"stopped at {MAX_MEMORY // 2**30} GiB of memory")
     last = next((line for line in reversed(lines) if passed in line or failed in line), "")
     if done.returncode not in (0, 1) or not last or "Traceback" in text:
-        return say(verdict="crashed", detail=printable(lines[-1] if lines else "no answer"))
+        return make_verdict(verdict="crashed", detail=printable(lines[-1] if lines else "no answer"))
     if failed in last:
         errors = [line for line in lines if line.startswith("ERROR") and not line.endswith(failed)]
         checks = [re.sub(r"\n.*\n", " ", check) for check in FAILED_CHECK.findall(text)]
-        return say(verdict="FAILED", detail=printable((errors or checks or lines[:-1] or [""])[-1]))
-    return say(verdict="SUCCESS")
+        return make_verdict(verdict="FAILED", detail=printable((errors or checks or lines[:-1] or [""])[-1]))
+    return make_verdict(verdict="SUCCESS")

@@ -33,7 +33,7 @@ from common.files import explain_os_error, undo_on_failure
 from common.repository import STATE
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # of a submitter, system, implementation, configuration
-SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # what its runs change stands in it, too
+SYSTEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,63}")  # may state changes: +key=value
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
 RESULT = re.compile(r"result_[0-9]{1,4}\.txt")
 MAX_BYTES = 50 * 2**20  # of a file; the official repository checker refuses more
@@ -124,7 +124,7 @@ def _errors(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def shape_findings(run_set: RunSet) -> list[str]:
-    """Return what is wrong with a run set's folder: its names, its number of runs, what else lies there."""
+    """Return the faults of a run set's folder: its names, its number of runs, other files in it."""
     where, lead = run_set.folder, run_set.lead
     system, benchmark = lead.folders
     if not benchmark or not SYSTEM.fullmatch(system) or lead.file is None:
@@ -153,7 +153,7 @@ def shape_findings(run_set: RunSet) -> list[str]:
 
 
 def stated_findings(run_set: RunSet) -> list[str]:
-    """Return what the logs of a run set do not state, or state so that it cannot be published."""
+    """Return the facts that the logs of a run set lack, or state so that they cannot be published."""
     where, lead = run_set.folder, run_set.lead
     findings = [f"{log.path}: not a log of this suite" for log in run_set.readable if not log.is_ours]
     findings += [f"{log.path}: a study is no submission" for log in run_set.logs if log.is_study]
@@ -194,7 +194,7 @@ def results(entry: Entry) -> list[Item]:
 
 
 def result_notes(entry: Entry) -> list[str]:
-    """Name the runs that missed their target, and those that a sealed set has beyond the ones that count."""
+    """Name the runs that missed their target, and the runs of a sealed set that do not count."""
     notes = [f"{log.path}: missed its target" for log in entry.run_set.logs if not log.is_converged]
     named = [(log.path, entry.names[log.file]) for log in entry.run_set.logs]
     extra = [(path, name) for path, name in named if name.startswith(UNCOUNTED)]
@@ -254,7 +254,7 @@ def add_code(package: Package, entries: Sequence[Entry], request: Request) -> No
 
 
 def item_findings(item: Item) -> list[str]:
-    """Return what keeps a file from being published: its name, its size, its content."""
+    """Return the faults that keep a file from being published: in its name, its size, its content."""
     where = printable(item.source or item.path)
     findings = []
     if not all(FILE_NAME.fullmatch(part) for part in item.path.split("/")):
@@ -269,7 +269,7 @@ def item_findings(item: Item) -> list[str]:
 
 
 def mark_all(package: Package) -> None:
-    """Mark every file of a rehearsal; beside those that cannot be changed lies a page that says it."""
+    """Mark every file of a rehearsal; a page beside the files that cannot be changed says it of them."""
     marked = {path: item if is_unchangeable(item) else mark(item) for path, item in package.items.items()}
     if any(map(is_unchangeable, marked.values())):
         page = Item(path="results/README.md", content=f"{REHEARSAL}{UNMARKED}\n".encode())

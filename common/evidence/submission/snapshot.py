@@ -1,4 +1,4 @@
-"""The code of a commit, as it is published with results: what a stranger needs to repeat the runs."""
+"""The code of a commit, as it is published with results: all files that are needed to repeat the runs."""
 
 import io
 import re

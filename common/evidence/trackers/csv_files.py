@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 
 class CsvFiles(Store):
-    """Rows of earlier exports stay, and those of a run that comes again are replaced."""
+    """Rows of earlier exports stay; those of a run that is exported again are replaced."""
 
     view: ClassVar[str] = "{out}/runs.csv, {out}/measurements.csv"
 

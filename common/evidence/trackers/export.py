@@ -34,7 +34,7 @@ class Exporter:
         self.left_out: dict[str, str] = {}  # the path of a log -> why
 
     def export(self) -> bool:
-        """Export what is new; returns whether anything was. Raises UserError without any the first time."""
+        """Export new records; returns whether there were any. The first time, UserError without a run."""
         changed = self.read_changed()
         if changed:
             with self.store.hold():
@@ -55,7 +55,7 @@ class Exporter:
         for file in files:
             stamp = read_stamp(file)
             if stamp != self.stamps.get(file):
-                self.stamps[file] = stamp  # of before it is read: what comes meanwhile is read the next time
+                self.stamps[file] = stamp  # taken before reading: lines written meanwhile are read next time
                 log = read_log(file)
                 (self.unended.discard if log.first("run_stop") else self.unended.add)(file)
                 changed.append(log)
@@ -114,7 +114,7 @@ def describe(run: TrackedRun) -> str:
 
 
 def export_runs(paths: Sequence[Path], store: Store, *, follows: bool, report: Callable[[str], None]) -> int:
-    """Export the runs below the paths, and with `follows` what is written meanwhile; returns their number."""
+    """Export the runs below the paths, with `follows` while they are written; returns their number."""
     exporter = Exporter(paths, store, report)
     with closing(store):
         exporter.export()

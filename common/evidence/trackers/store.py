@@ -14,7 +14,7 @@ from common.repository import install_hint
 
 
 class Store(ABC):
-    """Runs in a folder. A run may come again, as it was or with more measurements; it stays one run."""
+    """Runs in a folder. A run may be exported again, with more measurements or none; it stays one run."""
 
     view: ClassVar[str]  # the command that shows the runs, with {out} for the folder
 
@@ -34,13 +34,13 @@ class Store(ABC):
 
     @abstractmethod
     def update(self, run: TrackedRun) -> None:
-        """Write a run, or what it has more than the last time."""
+        """Write a run, or its records since the last time."""
 
     def flush(self) -> None:  # noqa: B027  # stores that write at once have nothing to do
-        """Write what `update` has gathered."""
+        """Write the runs that `update` has gathered."""
 
     def close(self) -> None:  # noqa: B027
-        """End what is open; nothing is updated afterwards."""
+        """End open runs; nothing is updated afterwards."""
 
 
 def import_library(module: str, *, title: str) -> Any:

@@ -1,7 +1,7 @@
 """TensorBoard's event files: one for each run, in <system>/<benchmark>/<number>@<start>/.
 
-The bytes are a function of the log: what an export finds there already it leaves, and it appends the rest, so
-that a TensorBoard which has the file open goes on reading. TensorBoard's own writer would put the name of the
+The bytes are a function of the log: an export leaves the bytes in the file and appends the rest, so that a
+TensorBoard with the file open goes on reading. TensorBoard's own writer would put the name of the
 exporting machine into the name of the file.
 """
 
@@ -105,7 +105,7 @@ def escape(text: str) -> str:
 
 
 def append_rest(path: Path, content: bytes) -> None:
-    """Append what a file lacks of `content`; write it whole where it holds anything else."""
+    """Append the rest of `content` to a file; write it whole if the file holds anything else."""
     make_folder(path.parent)
     before = path.read_bytes() if path.exists() else b""
     if before and content.startswith(before):

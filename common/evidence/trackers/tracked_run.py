@@ -43,8 +43,8 @@ class Measurement(NamedTuple):
 class TrackedRun:
     """One run. Its set, number and start time tell it from every other: an export twice is one run.
 
-    `outcome` holds minutes_to_target and samples_to_target of a run that reached its target. What is known
-    before the first measurement stays as it is while the log grows; measurements are added at the end.
+    `outcome` holds minutes_to_target and samples_to_target of a run that reached its target. Facts before the
+    first measurement stay as they are while the log grows; measurements are added at the end.
     """
 
     system: str
@@ -90,7 +90,7 @@ class TrackedRun:
 
 
 def read_run(log: Log) -> TrackedRun | None:
-    """Return what a log says of its run; None before its clock has started."""
+    """Return the run of a log; None before its clock has started."""
     start, stop = log.first("run_start"), log.last("run_stop")
     if start is None:
         return None

@@ -1,7 +1,7 @@
 """Runs of Weights & Biases, offline: `wandb sync` sends them when a person wants that.
 
-W&B would record the machine that it runs on, its user, its load and its git remote. This is the machine that
-exports, not the one of the run, so all of that is switched off.
+W&B would record its machine, user, load and git remote. This is the machine that exports, not that of the
+run, so all of these are switched off.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ SWITCHED_OFF: dict[str, Any] = {
 
 @dataclass
 class OpenRun:
-    """A run that is under way, what was written of it, and the digest of that."""
+    """A run that is under way, its written measurements, and the digest of its last state."""
 
     handle: Any
     written: set[Measurement] = field(default_factory=set)
@@ -41,7 +41,7 @@ class OpenRun:
 
 
 class WandbRuns(Store):
-    """A folder for each run in wandb/. What exported.json states of a run is not written again."""
+    """A folder for each run in wandb/. A run with its digest in exported.json is not written again."""
 
     view: ClassVar[str] = "wandb sync {out}/wandb/offline-run-*"
 
@@ -54,7 +54,7 @@ class WandbRuns(Store):
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        """The digest of what was exported of each run; read when no other export writes it."""
+        """The digest of each exported run; read when no other export writes it."""
         return dict(json.loads(self.record.read_text(encoding="utf-8"))) if self.record.exists() else {}
 
     def update(self, run: TrackedRun) -> None:
@@ -79,7 +79,7 @@ class WandbRuns(Store):
         self.digests[key] = ended.digest
 
     def begin(self, run: TrackedRun) -> Any:
-        """Begin a run anew, without what an earlier export has left of it."""
+        """Begin a run anew, and remove the folder of an earlier export."""
         run_id = hashlib.sha256(run.key.encode()).hexdigest()[:16]
         for folder in (self.out / "wandb").glob(f"offline-run-*-{run_id}"):
             shutil.rmtree(folder)
