@@ -91,7 +91,7 @@ def add_options(
     num_runs: int = 3,
     of_runs: str = "runs of each cell",
 ) -> None:
-    """Declare what every study takes; `study` is its name unless a person gives another.
+    """Declare the options of every study; `study` is its default name.
 
     `runs` is the option for the number of runs of a cell, `num_runs` its default, `of_runs` its help.
     """
@@ -111,7 +111,7 @@ def add_options(
 
 
 def from_arguments(args: argparse.Namespace, cells: Sequence[Cell]) -> Study:
-    """Return the study that a person asked for: `cells`, each with the changes of --set at the end."""
+    """Return the study that the options describe: `cells`, each with the changes of --set at the end."""
     return Study(
         name=args.study,
         benchmark=args.benchmark,
@@ -126,7 +126,7 @@ def from_arguments(args: argparse.Namespace, cells: Sequence[Cell]) -> Study:
 def run(study: Study, args: argparse.Namespace) -> int:
     """Show the cells and how long they will take, then make the missing runs; returns the exit code.
 
-    Where nothing says how long a run takes, the first one is made before the table is shown again.
+    If nothing tells how long a run takes, the first one is made before the table is shown again.
     """
     planned = plan_run_sets(study, args)  # raises before a folder is made
     if args.dry_run:
@@ -270,7 +270,7 @@ def list_codes(logs: Mapping[str, Sequence[Log]]) -> dict[str, tuple[str, ...]]:
 
 
 def describe_codes(logs: Mapping[str, Sequence[Log]]) -> list[str]:
-    """Warn in one line of cells with runs of other code than most cells; nothing where all are of one."""
+    """Warn in one line of cells with runs of other code than most cells; [] if all are of one code."""
     codes = list_codes(logs)
     counts = Counter(code for of_cell in codes.values() for code in of_cell)
     if len(counts) < 2:

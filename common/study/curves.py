@@ -115,7 +115,7 @@ class Curve:
     def ends(self) -> list[Line]:
         """A line through the ends of each seed's runs, in the blocks of the isotonic fit of their means."""
         times = np.array([[run.end.seconds for run in runs] for runs in self.seeds])
-        times = np.maximum.accumulate(times, axis=1)  # budgets stand by mean time, which one seed may not
+        times = np.maximum.accumulate(times, axis=1)  # budgets rise in mean time, not for every seed
         qualities = np.array([[run.end.quality for run in runs] for runs in self.seeds])
         blocks = scipy.optimize.isotonic_regression(qualities.mean(axis=0)).blocks
         for first, last in itertools.pairwise(blocks):

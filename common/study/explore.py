@@ -1,7 +1,7 @@
 """One self-contained HTML page over every run and bench result: filters, curves, trade-offs, prices.
 
-Logs are read by common.evidence; here a run becomes a row of numbers, and what the runs of one folder share
-(its settings above all) is kept once. The page's own script filters, draws and prices these rows. Nothing of
+Logs are read by common.evidence; here a run becomes a row of numbers, and facts that runs of one folder share
+(above all settings) are kept once. The page's own script filters, draws and prices these rows. Nothing of
 a log is ever markup: the rows are one JSON block, and the script shows text as text.
 """
 
@@ -71,9 +71,9 @@ def page_data(
     folder: Path,
     points: Sequence[Points] = (),
 ) -> dict[str, Any]:
-    """Return what the page knows: cells (runs of one folder with the same settings), runs by column, prices.
+    """Return the data of the page: cells (runs of one folder with the same settings), runs by column, prices.
 
-    `points` are of no log: published and predicted. Links are relative to `folder`, where the page will lie.
+    `points` have no log: published and predicted. Links are relative to `folder`, where the page will lie.
     """
     methods, lines, texts = (defaultdict[str, int](itertools.count().__next__) for _ in range(3))
     cells: list[dict[str, Any]] = []
@@ -137,7 +137,7 @@ def add_bounds(cells: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) 
 
 
 def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> dict[str, Any]:
-    """Return what the runs of one folder share, from one of their logs."""
+    """Return the facts that the runs of one folder share, from one of their logs."""
     study, hardware, name = place(log)
     size = log.text("benchmark_size") or "full"
     return {
@@ -162,7 +162,7 @@ def cell(log: Log, folder: str, same: str, methods: Numbers, lines: Numbers) -> 
 
 
 def recipe_name(log: Log, name: str) -> str:
-    """Return a configuration and what its cell turns: `baseline+unpad` of an ablation's cell `with-unpad`.
+    """Return a configuration with the switches of its cell: `baseline+unpad` for `with-unpad`.
 
     A switch `no_ema` that is on leaves `ema` out: `baseline-ema`, as `ttt run` takes it.
     """
@@ -333,7 +333,7 @@ def status(log: Log) -> int:
 
 
 def verdict(findings: Iterable[Finding], texts: Numbers) -> dict[str, Any]:
-    """Return how many errors and warnings there are, and the first, errors before warnings."""
+    """Count errors and warnings, and return the first findings, errors before warnings."""
     ordered = sorted(findings, key=lambda finding: finding.severity != "error")
     errors, first = sum(finding.severity == "error" for finding in ordered), []
     for finding in ordered[:MAX_FINDINGS]:

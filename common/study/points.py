@@ -1,7 +1,7 @@
 """Figures for the explorer that no log here measured: bench results, published run sets, and predictions.
 
-A prediction is an estimate that was kept, the projection of a bench, or what `ttt estimate` would say now:
-the samples to the target of scored runs, at the rates that a profile or bench found on a hardware. A bench is
+A prediction is a kept estimate, the projection of a bench, or the estimate that `ttt estimate` would make
+now: the samples to target of scored runs at the rates of a profile or bench on a hardware. A bench is
 taken only if its batches have one shape, because it does not state the share of each.
 """
 

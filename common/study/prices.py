@@ -46,9 +46,9 @@ class Price(Strict):
     def cost(
         self, minutes: float, num_devices: int, *, num_machines: int = 1, spot: bool = False
     ) -> float | None:
-        """Return dollars of so many devices for so long; None without a spot price.
+        """Return the dollars of devices for some minutes; None without a spot price.
 
-        Devices are paid by the share of their machine, one's own machines as a whole.
+        Devices cost their share of a machine; own machines cost a whole one.
         """
         per_hour = self.spot if spot else self.on_demand
         share = num_machines if self.cloud == "own" else num_devices / self.num_devices

@@ -260,7 +260,7 @@ def score_coverage(num_runs: int, generator: np.random.Generator) -> Iterator[bo
 
 
 Simulate = Callable[..., Iterator[bool]]
-RULES: dict[str, tuple[str, str, Simulate]] = {  # its name, what the share of studies says, its simulation
+RULES: dict[str, tuple[str, str, Simulate]] = {  # name, meaning of the share of studies, simulation
     "crossing": ("sweep: a crossing", WRONG, false_crossings),
     "ahead": ("sweep: ahead", WRONG, false_leads),
     "quality": ("sweep: quality within a time", HELD, frontier_quality),

@@ -70,7 +70,7 @@ def sweep_cells(benchmark: str, configurations: Sequence[str], budgets: Sequence
 
 
 def compare_curves(study: Study, logs: Mapping[str, Sequence[Log]], price: float | None) -> Answers | None:
-    """Return what the finished runs of a sweep's cells say; None without any."""
+    """Compare the curves of a sweep by its finished runs; None without any."""
     resolution = max((resolution_of(log) for runs in logs.values() for log in runs), default=0.0)
     points: dict[str, list[curves.Point]] = {cell.configuration: [] for cell in study.cells}  # in this order
     for cell in study.cells:
@@ -201,7 +201,7 @@ def describe_comparisons(answers: Answers) -> Iterator[str]:
 
 
 def describe_gap(gap: Gap) -> str:
-    """Write the time of a gap, and the smallest one that the runs could show there, if there is one."""
+    """Write the time of a gap, and the smallest gap that the runs could show there."""
     smallest = gap.difference.detectable
     if not smallest:
         return f"{gap.seconds:.1f} s"

@@ -45,7 +45,7 @@ NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget"
 class Trial:
     """The runs of a trial: minutes of training, without start-up and evaluations, and samples to the target.
 
-    Both are None for a miss. `settings`, of --set and drawn, make its runs of its configuration.
+    Both are None for a miss. `settings` are those of --set and the drawn ones.
     """
 
     settings: tuple[str, ...]

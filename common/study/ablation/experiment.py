@@ -114,7 +114,7 @@ class Experiment:
         base_s: list[float] = []
         firsts = range(0, len(others), TOGETHER - 1)
         for number, first in enumerate(firsts, 1):
-            gc.collect()  # the models before make room
+            gc.collect()  # frees earlier models
             title = f"step times: group {number} of {len(firsts)}"
             seconds = self.time_group(title, [base, *others[first : first + TOGETHER - 1]])
             reference = seconds[self.switches.cell_name(base)]
@@ -148,7 +148,7 @@ class Experiment:
 
         from common.measure import steptime
 
-        torch.compiler.reset()  # what was compiled for models that are gone
+        torch.compiler.reset()  # drops code that was compiled for earlier models
         num_turns, runs = self.args.turns, {}
         with self.console.status(title) as status, ExitStack() as opened:
             for state in states:

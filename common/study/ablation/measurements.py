@@ -155,7 +155,7 @@ def test_contrasts(
     The p values of a figure are corrected for the contrasts that have it (Holm). `detectable` is a fraction
     for samples.
     """
-    raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # of rows: p, and what could be shown
+    raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # by row: p and detectable
     for row, (factors, of_turns) in enumerate(zip(contrasts, turns, strict=True)):
         samples, quality = measured.log_samples.contrast(factors), measured.qualities.contrast(factors)
         if samples and samples.freedom:

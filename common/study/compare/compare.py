@@ -39,7 +39,7 @@ from common.study.compare.comparison import (
     judge_targets,
     pair_runs,
 )
-from common.study.compare.report import Comparison, progress, save, show
+from common.study.compare.report import Comparison, describe_progress, save, show
 
 NUM_EVALUATIONS = 20  # of a run: the target is crossed between two of them
 NO_DIFFERENCES = ("configuration", "methods")  # a name, and whether there are any methods
@@ -121,7 +121,7 @@ class Command:
     def show_progress(self, number: int, results: Sequence[Result]) -> None:
         self.console.print(f"after {number} of at most {self.rule.max_pairs} pairs:")
         for result in results:
-            self.console.print(progress(result, self.rule), markup=False)
+            self.console.print(describe_progress(result, self.rule), markup=False)
 
     def compare_runs(self) -> int:
         planned = cells.plan_run_sets(self.study, self.args)  # raises before a folder is made

@@ -65,9 +65,9 @@ def show(comparison: Comparison) -> None:
     rows = [
         [
             result.measure.what,
-            *(figure(result.measure, mean) for mean in result.means),
+            *(format_figure(result.measure, mean) for mean in result.means),
             limits_of(result),
-            p_value(result.p),
+            format_p(result.p),
             "not known" if result.verdict == "unknown" else result.verdict,
         ]
         for result in comparison.results
@@ -105,7 +105,7 @@ def describe(comparison: Comparison) -> Iterator[str]:
 
 
 def sentence(result: Result, rule: Rule, subject: str = "B", reference: str = "A") -> str:
-    """Say what is decided about a measure, or what would decide it; without a `reference` it is left out."""
+    """Say what is decided about a measure, or what would decide it."""
     margin = rule.margins.describe(result.measure)
     to, than = (f" {word} {reference}" if reference else "" for word in ("to", "than"))
     if result.verdict == "unknown":
@@ -127,8 +127,8 @@ def sentence(result: Result, rule: Rule, subject: str = "B", reference: str = "A
     return f"{undecided}; {rule.max_pairs} pairs show a true difference of {size} in 80 % of cases"
 
 
-def progress(result: Result, rule: Rule) -> str:
-    value = f"{limits_of(result)}, p={p_value(result.p)}: " if result.value is not None else ""
+def describe_progress(result: Result, rule: Rule) -> str:
+    value = f"{limits_of(result)}, p={format_p(result.p)}: " if result.value is not None else ""
     return f"  {result.measure.name}: {value}{sentence(result, rule).partition('; ')[0]}"
 
 
@@ -143,7 +143,7 @@ def limits_of(result: Result) -> str:
     return f"{form.format(result.value)} ({plain.format(result.low)} to {plain.format(result.high)})"
 
 
-def figure(measure: Measure, value: float | None) -> str:
+def format_figure(measure: Measure, value: float | None) -> str:
     if value is None:
         return DASH
     if not measure.is_ratio:
@@ -151,7 +151,7 @@ def figure(measure: Measure, value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def p_value(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     return DASH if p is None else f"{p:.4f}"
 
 

@@ -143,7 +143,7 @@ def compare_with_one(
     machines: int,
     per_machine: int,
 ) -> tuple[float, str]:
-    """Return the time of a step on all devices over that on one, and what this assumes.
+    """Return the time of a step on all devices over the time on one, and the assumptions.
 
     The rates of one device are those of `--measured` and `--bench`, else `per_s`.
     """
@@ -179,7 +179,7 @@ def measured_points(
 def build_work(
     config: RunConfig, points: Sequence[tuple[int, float]], bytes_per_s: float | None = None
 ) -> tuple[Work, list[str]]:
-    """Return the work of a step as it was measured on one device, and what that assumes."""
+    """Return the work of a step fitted to measurements of one device, and the assumptions."""
     import torch
 
     probes = build_probes(config)
@@ -211,9 +211,9 @@ def build_work(
 
 
 def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[Recipe, list[str]]:
-    """Return the training, and what is assumed of its samples to the target.
+    """Return the training, and the assumptions.
 
-    These are `--samples`, else the median of the published runs, else all that the recipe allows.
+    Samples to target are `--samples`, else the median of published runs, else all that the recipe allows.
     """
     batch, share, samples, source = config.global_batch_size, args.batch_per_device, args.samples, "as given"
     if samples is None and (published := sources.published_samples(config)):
@@ -242,7 +242,7 @@ def choose_recipe(args: argparse.Namespace, config: RunConfig) -> tuple[Recipe, 
 
 
 def project(name: str, figures: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the minutes on the devices of a published system, their interval, and what they assume.
+    """Return the minutes on the devices of a published system, with interval and assumptions.
 
     `name` is a configuration's full name, `figures` are those of `ttt bench`. None where they lack the rate
     of a shape or are of another batch than a device's share, and where no published run tells how many

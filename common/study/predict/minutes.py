@@ -2,10 +2,10 @@
 
     minutes = (samples / rate + first pass + evaluations) / 60 + start-up, shape by shape in their order
 
-Plain numbers in, no torch. The interval is that of one further run, 95 %, on logarithms: Student's t for the
-samples, whose spread over seeds is known from n runs, and for the rate, from its deviation over n turns of
-steps, not of their mean, because drift lasts as long as a run; the two are independent and combined as the
-root of the sum of their squares. Where nothing says how seeds spread, it is an interval of the rate only.
+The interval is for one further run, 95 %, on logarithms: Student's t for the samples, from their spread over
+the seeds of n runs, and for the rate, from its deviation over n turns of steps (not that of their mean,
+because drift lasts as long as a run). The two are independent: their squares are added. If the spread over
+seeds is unknown, it is an interval of the rate only. No torch is loaded.
 """
 
 import math
@@ -70,7 +70,7 @@ class Samples:
 
 
 def training_seconds(phases: Sequence[tuple[str, range]], batch: int, samples: float, rates: Rates) -> float:
-    """Return the seconds of so many samples, each shape at its own rate; the last shape goes on."""
+    """Return the seconds of `samples`, each shape at its own rate; the last shape has no end."""
     left, seconds = samples, 0.0
     for number, (shape, steps) in enumerate(phases, 1):
         num_samples = left if number == len(phases) else min(left, len(steps) * batch)
@@ -92,9 +92,8 @@ def estimate(
 ) -> dict[str, float]:
     """Return the minutes of a run of `batch` samples a step, evaluated after the steps `evaluated_at`.
 
-    `low` and `high` hold 95 % of runs where the spread over seeds is known; the other entries are parts.
-    `slower` is the time of a step on all devices relative to that of the measured one, which the evaluation
-    is divided among too.
+    `low` and `high` hold 95 % of runs if the spread over seeds is known; the other entries are parts.
+    `slower` is the time of a step on all devices over the measured one; the devices share the evaluation.
     """
     count = sum(1 for step in evaluated_at if step * batch <= samples.typical * (1 + 1e-9))  # it is rounded
     training_s = training_seconds(phases, batch, samples.typical, rates) * slower + rates.first_pass_s

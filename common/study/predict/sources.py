@@ -38,12 +38,12 @@ RECIPE = (
     *("global_batch_size", "precision", "evaluation_precision"),
     *("model", "data", "optimizer", "schedule", "methods"),
 )
-# of `data`, what leaves the samples of each batch as they are
+# keys of `data` that do not change the samples of a batch
 OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
-# what the samples to the target of a published run hold for
+# keys that have to be those of a published run for its samples to target to hold
 PUBLISHED = ("model", "target", "max_duration", "budget", "global_batch_size", "optimizer", "schedule")
 NUM_TURNS = 4  # of a profile that an estimate measures
-FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # what a run may decide for its machine
+FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # that a run may decide for its machine
 
 
 def find_newest(directory: Path, benchmark: str) -> list[Path]:
@@ -105,7 +105,7 @@ def parse_measured(text: str) -> tuple[int, float]:
 
 
 def rates_of_profile(figures: dict[str, Any], values: dict[str, Any], name: str) -> Rates | None:
-    """Return the rates of the loop on one device; None of another configuration or of several devices."""
+    """Return the rates of the loop on one device; None for another configuration or several devices."""
     if not {"config", "num_ranks", "delay_data_ms", "phases", "evaluation_s"} <= figures.keys():
         return None
     keys = values.keys() - FREE - {"global_batch_size"}  # a device has its part of it
@@ -189,7 +189,7 @@ def max_samples(config: RunConfig) -> int:
 
 
 def stated_config(log: Log) -> dict[str, Any]:
-    """Return the configuration that a log states; nothing where it cannot be read."""
+    """Return the configuration that a log states; {} if it cannot be read."""
     stated = yaml_file.parse_head(log.settings)
     return {"budget": 1.0} | stated if stated else {}  # older ones trained all of it
 

@@ -25,10 +25,10 @@ class Subject(Protocol):
     """A training that is timed."""
 
     def turn(self) -> float:
-        """Take a few steps; returns the seconds of as many as make subjects comparable."""
+        """Take a few steps; returns seconds that are comparable between subjects."""
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Free its memory, and end its processes."""
 
 
 def take_pairs(

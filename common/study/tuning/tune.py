@@ -1,9 +1,9 @@
 """The search for speed-ups: each change is tried on top of what was kept, compared and timed in turns.
 
 A gain counts when the 99 % interval of the median of paired ratios (before over after, turns in the order
-ABBA) lies above 1: order statistics, no assumption about the noise of turns. It says nothing of what two
-processes differ by from their start, such as where their memory lies: a gain has to show again between two
-new ones, and the one with the lower bound is stated. A change leaves the mathematics alone when loss,
+ABBA) lies above 1: order statistics, no assumption about the noise of turns. It leaves out the differences of
+two processes from their start, such as the place of their memory: a gain has to show again between two new
+processes, and the gain with the lower bound is stated. A change leaves the mathematics alone when loss,
 gradients and the first step's changes of parameters and buffers equal those of the unchanged model in float64
 (float32 on a GPU), and in the precision of the training are at most twice as far from these as those of the
 unchanged model. A model that does not run so is compared in the training's precision only.
@@ -28,7 +28,7 @@ from common.study.tuning.traces import Trace, distance
 
 CONFIDENCE = 0.99
 NUM_PAIRS = (12, 30)  # at least, at most
-RACE_S = 8.0  # what a change may take to time, unless the fewest pairs take longer
+RACE_S = 8.0  # to time a change, unless the fewest pairs take longer
 TOLERANCE = {  # relative; the loss itself is computed in float32; in 16 bits the root of one rounding
     torch.float64: 1e-4,
     torch.float32: 1e-2,
@@ -57,7 +57,7 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A small change with a name; `adds` is what it adds to the state, settings or names.
+    """A small change with a name; `adds` are the settings or names that it adds to the state.
 
     `evidence` says why a change that promises no time is worth its cost. `is_of_loader`: it is timed with the
     loader, which takes long, and so compared first. `missing` says why it is not tried.
@@ -88,7 +88,7 @@ class TimeUpError(Exception):
 
 
 class Refused(Exception):  # an outcome, not a mistake
-    """A change that differs from the unchanged model, with what is known of it."""
+    """A change that differs from the unchanged model, with its gain and difference if known."""
 
     def __init__(self, why: str, gain: Gain | None = None, difference: str = "") -> None:
         super().__init__(why)
@@ -96,7 +96,7 @@ class Refused(Exception):  # an outcome, not a mistake
 
 
 class Bench(Protocol):
-    """Builds what is timed and compared from a state."""
+    """Builds subjects to time, and traces to compare, from a state."""
 
     def build(self, state: State, *, has_loader: bool) -> Subject:
         """Return a subject that is timed with its loader or without."""
@@ -115,7 +115,7 @@ class Search:
         self.took_s = 0.0
         self.start: State = ()  # the unchanged training
         self.references: dict[bool, Trace | None] = {}
-        self.current: tuple[State, bool, Subject] | None = None  # what is kept, ready to be timed
+        self.current: tuple[State, bool, Subject] | None = None  # of the kept state, ready to be timed
         self.candidate: Subject | None = None
 
     def run(self, changes: Sequence[Change]) -> "Search":
@@ -156,7 +156,7 @@ class Search:
         self.state += change.adds
         self.replace_current((self.state, change.is_of_loader, self.candidate))
         self.candidate = None
-        if not change.is_exact:  # what follows is compared with the training as it is now
+        if not change.is_exact:  # later changes are compared with the training as it is now
             self.start, self.references = self.state, {}
 
     def examine(self, change: Change) -> Tried:
@@ -210,13 +210,13 @@ class Search:
         self.candidate = None
 
     def reference(self, *, is_exact: bool) -> Trace | None:
-        """Return the unchanged model's trace; None where it does not run exactly."""
+        """Return the unchanged model's trace; None if it does not run exactly."""
         if is_exact not in self.references:
             self.references[is_exact] = self.trace(self.start, is_exact=is_exact)
         return self.references[is_exact]
 
     def trace(self, state: State, *, is_exact: bool) -> Trace | None:
-        """Return the trace of a state; None where it does not run exactly."""
+        """Return the trace of a state; None if it does not run exactly."""
         try:
             return self.bench.trace(state, is_exact=is_exact)
         except UserError:
@@ -287,7 +287,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def table(search: Search) -> str:
+def write_table(search: Search) -> str:
     rows = [("change", "gain (99 %)", "largest difference", "outcome", "why")]
     for tried in search.tried:
         difference = tried.difference or ("-" if tried.change.is_exact else "CHANGES TRAINING")

@@ -1,4 +1,4 @@
-"""`ttt run -O0`, `-O1` and `-O2`: tune in a process of its own, keep what was found as a file, run that."""
+"""`ttt run -O0`, `-O1` and `-O2`: tune in a new process, keep the configuration as a file, run that."""
 
 import argparse
 import shlex
@@ -107,7 +107,7 @@ def tune_here(args: argparse.Namespace, loaded: Loaded) -> int:
 
     search = tune.Search(tuner, seconds=args.tune_seconds, report=report)
     search.run(tune_runs.candidates(tuner, args.level))
-    seen = tune.table(search)
+    seen = tune.write_table(search)
     if all(tried.change.is_exact for tried in search.tried if tried.outcome == tune.KEPT):
         losses = tuner.losses(()), tuner.losses(search.state)
         seen += "\n" + tune_runs.compare_losses(*losses, config.precision)

@@ -18,7 +18,7 @@ from common.methods.channels_last import apply_channels_last
 from common.methods.compile import missing_compiler
 from common.study.tuning.subjects import Steps
 from common.study.tuning.traces import Trace, take_trace
-from common.study.tuning.tune import Change, Refused, Search, State, table
+from common.study.tuning.tune import Change, Refused, Search, State, write_table
 
 NUM_WORKERS = (2, 4, 8)
 NUM_STEPS = 4  # of a turn, and of a comparison
@@ -26,7 +26,7 @@ NUM_STEPS = 4  # of a turn, and of a comparison
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """The model (the same object), its optimizer and its loader, with what was kept; `report` is a table."""
+    """The model (the same object), its optimizer and loader, with the kept changes; `report` is a table."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -91,7 +91,7 @@ def optimize(
             raise UserError("this loader can be read only once", where="optimize", hint=hint)
         bench.take_first_step()
         search = Search(bench, seconds=seconds, report=lambda tried: None).run(bench.changes())
-    return replace(bench.assemble(search.state, model), kept=search.state, report=table(search))
+    return replace(bench.assemble(search.state, model), kept=search.state, report=write_table(search))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class ModelBench:
         ]
 
     def assemble(self, state: State, model: nn.Module, dtype: torch.dtype | None = None) -> Tuned:
-        """Return the model with what is in the state, and what trains it."""
+        """Return the model with the changes of a state, its optimizer and its loader."""
         if "channels_last" in state and apply_channels_last(model) == 0:
             raise UserError("no 2-d convolution in this model")
         optimizer = self.make_optimizer(model.parameters())

@@ -190,7 +190,7 @@ def read_promise(name: str, kind: type[Method]) -> str:
 
 
 def compare_losses(unchanged: list[float], tuned: list[float], precision: str) -> str:
-    """Return the losses of both, their largest difference, and what rounding alone amounts to."""
+    """Return the losses of both, their largest difference, and the size of one rounding."""
     lines = [f"loss of the first {len(tuned)} steps, same seed and batches: unchanged, tuned, difference"]
     lines += [
         f"  {step:3}  {a:.9g}  {b:.9g}  {abs(a - b):.1e}"

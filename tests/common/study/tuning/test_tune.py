@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.study.tuning import subjects
 from common.study.tuning.subjects import SubjectProcess
 from common.study.tuning.traces import Trace, distance, distance_of_tensors, take_trace
-from common.study.tuning.tune import Change, Search, TimeUpError, median_gain, table, time_limit
+from common.study.tuning.tune import Change, Search, TimeUpError, median_gain, time_limit, write_table
 
 SIZE = 8
 JITTER = random.Random(0)  # of turns, as of a machine that does other things too
@@ -110,7 +110,7 @@ def test_the_faster_is_kept_the_slower_the_wrong_and_the_broken_are_refused_with
     }
     assert tried["faster"].gain.low > 1.3 and tried["slower"].gain.high < 1
     assert tried["faster"].difference == "float32 same bits; float64 same bits"
-    assert all(name in table(done) for name in (*tried, "tuning took"))
+    assert all(name in write_table(done) for name in (*tried, "tuning took"))
 
 
 def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_beside_an_alternative():
@@ -123,7 +123,7 @@ def test_what_changes_training_is_kept_for_its_time_or_by_its_card_and_not_besid
     assert tried["smaller"].why == "faster" and tried["better"].why == "by its card: higher quality"
     assert tried["exact"].outcome == "kept"  # compared with the training as it is now
     assert tried["other"].why == "an alternative to better, which is kept"
-    assert "CHANGES TRAINING" in table(done)
+    assert "CHANGES TRAINING" in write_table(done)
 
 
 class InFloat32(Bench):
@@ -212,7 +212,7 @@ def test_a_search_ends_with_its_time_also_within_a_change():
     bench.build = lambda state, has_loader: wait(10)
     done, tried = search(FASTER, seconds=0.3, bench=bench)
     assert tried["faster"].why.endswith("before it was measured") and done.took_s < 5
-    assert tried["faster"].outcome == "not tried" and "not tried" in table(done)
+    assert tried["faster"].outcome == "not tried" and "not tried" in write_table(done)
 
 
 def test_a_limit_lets_an_import_end_so_that_no_half_module_stays(tmp_path, monkeypatch):
