@@ -1,1 +1,1 @@
-"""Measures what a training step costs: by its compiled kernels, and by a model of a GPU."""
+"""Measure the cost of a training step: by timing, by its compiled kernels, and by a model of a GPU."""

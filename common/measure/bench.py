@@ -38,7 +38,7 @@ def bench(
 ) -> dict[str, Any]:
     """Measure configurations of one benchmark, by their full names; returns all figures.
 
-    `project` returns the minutes to the target that the figures show, see common/study/predict/devices.py.
+    `project` predicts the minutes to the target from the figures, see common/study/predict/devices.py.
     The file of the figures is written again after each of them: an interrupted bench keeps what it measured.
     """
     config = configs[0][1]

@@ -1,7 +1,7 @@
 """Steps of a compiled configuration beside the same steps of its eager twin, on synthetic batches.
 
-The comparison covers what a captured graph could break: losses, averages of weights, the evaluation. Counters
-tell whether graphs are used: skipped ones, graph breaks, compilation after the warm-up.
+A captured graph could break losses, averages of weights and the evaluation: these are compared. Counters tell
+whether graphs are used: skipped ones, graph breaks, compilation after the warm-up.
 """
 
 import math
@@ -75,7 +75,7 @@ def compare_with_eager(config: RunConfig, shapes: Sequence[str] = ()) -> dict[st
 
 
 def largest(values: Iterable[float]) -> float:
-    """Return the largest value, infinite where one is no number."""
+    """Return the largest value, infinite if any is not finite."""
     return max(value if math.isfinite(value) else math.inf for value in values)
 
 

@@ -2,7 +2,7 @@
 
 A GPU runs behind the host: a call that has returned may have only queued its kernels, so a time begins and
 ends with the device idle. The speed of a machine drifts with its clocks, its heat and other programs, so
-what is compared is interleaved, one trial of each in every round, and judged by medians or paired ratios.
+trials are interleaved, one of each in every round, and compared by medians or paired ratios.
 """
 
 import itertools

@@ -33,7 +33,7 @@ from common.repository import ROOT, hide_folders
 
 ROWS = ROOT / "systems" / "gpu_day.yaml"
 STAGE_S = 520  # a stage ends before 9 minutes have passed
-LAST_LINES = 15  # of what a row printed
+LAST_LINES = 15  # of a row's output
 OUTCOMES = {0: "ok", 1: "findings"}
 MARK = "pytest.mark.gpu"
 
@@ -75,7 +75,7 @@ def main() -> int:
 
 
 def read_stages(num_gpus: int, memory_gb: float) -> dict[str, list[Row]]:
-    """Return the rows for a machine with so many GPUs, the first of which has that memory, by stage."""
+    """Return the rows by stage for a machine with so many GPUs, the first with that memory."""
     document = yaml_file.parse(ROWS.read_text(), ROWS.name).values
     files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARK in path.read_text())
     names = document["gpu" if num_gpus else "cpu"]
@@ -115,7 +115,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
 def run_row(row: Row, limit_s: float) -> dict[str, Any]:
     """Return outcome, seconds, figures and the last lines of a row that had `limit_s` seconds.
 
-    The figures are what it printed, or what it had written by the time that it ended.
+    The figures are those that it printed, or that it had written when it ended.
     """
     if limit_s < 1:
         return {"outcome": "not started: the stage's time was over", "seconds": 0.0}

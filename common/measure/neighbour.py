@@ -53,7 +53,7 @@ def list_policies() -> dict[str, dict[str, str]]:
 
 @contextmanager
 def busy_process(moment: str, results: Path) -> Iterator[None]:
-    """Keep a core busy: all the time, or from some seconds after the first step of the run in `results`."""
+    """Keep a core busy, all the time or from `COMES_S` after the first step of the run in `results`."""
     if moment == "quiet":
         yield
         return
@@ -68,7 +68,7 @@ def busy_process(moment: str, results: Path) -> Iterator[None]:
 def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: float) -> dict[str, Any]:
     """Return the seconds of a run's clock, its threads, and how it was disturbed.
 
-    A run that reaches the limit is ended, and says how long it had taken.
+    A run that reaches the limit is ended; its time so far is `more_than_s`.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     with tempfile.TemporaryDirectory() as folder:

@@ -21,9 +21,9 @@ from common.training.method import Batch
 
 
 def measure_startup(config: RunConfig) -> dict[str, Any]:
-    """Return the seconds of initialisation, with its number of forms, and of an evaluation.
+    """Return the seconds of initialisation, with its number of shapes, and of an evaluation.
 
-    The evaluation is of synthetic batches that lie ready: as many samples as the real one, no loader.
+    The evaluation is of synthetic batches in memory: as many samples as the real one, no loader.
     """
     started = time.perf_counter()
     with open_run(config) as run:

@@ -16,14 +16,14 @@ from common.training.method import Method
 from common.training.probes import probes_of
 
 MIN_POINTS = 4
-WINDOW_STEPS = 20  # at a point, at most: what happens every 4, 10 or 20 steps has its share
+WINDOW_STEPS = 20  # at a point, at most: actions every 4, 10 or 20 steps have their share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A part of a training and the `window` of steps in its middle; `share` is that of the part in all steps.
 
-    `shape` is that of the batches that are trained on, `loaded` that of those which the loader yields.
+    `shape` is that of the batches that are trained on, `loaded` that of the batches from the loader.
     """
 
     window: range

@@ -199,7 +199,7 @@ def step_memory(run: TrainingRun, others_bytes: int, shapes: Sequence[str] = ())
         return peak_gb
     batches = bench_batches(run)
     for shape in bench_batches(run, shapes):
-        torch.cuda.empty_cache()  # forgets what a larger shape has left
+        torch.cuda.empty_cache()  # frees the cached memory of a larger shape
         torch.cuda.reset_peak_memory_stats()
         try:
             for point, batch in loaded_points(run, batches, shape):

@@ -6,7 +6,7 @@ from common.training.benchmark import Benchmark
 from common.training.method import Batch
 from common.training.probes import probes_of
 
-PREFETCHED_IN_MEMORY = 4  # the most batches that a loader which keeps what it reads has prepared
+PREFETCHED_IN_MEMORY = 4  # the most batches that a loader with all data in memory prefetches
 RATE_S, MIN_BATCHES = 1.0, 3
 PASS_S = 30.0  # the most that a first pass over the data may take, for a loader that keeps what it reads
 

@@ -198,7 +198,7 @@ class Profiler:
 
 
 def compute_savings(times: dict[str, list[float]]) -> dict[str, Saving]:
-    """Compare each variant with the loop as it is; those on kept batches get the time of the loader back."""
+    """Compare each variant with the loop as it is; those on kept batches get the loader's time added."""
     whole, kept = times[AS_IT_IS], times[KEPT]
     savings = {}
     for name, seconds in times.items():

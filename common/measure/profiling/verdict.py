@@ -69,7 +69,7 @@ class Profile:
     samples_name: str
     phases: tuple[Phase, ...]
     cures: dict[str, float] = field(default_factory=dict)
-    is_compressed: bool = False  # what ranks exchange
+    is_compressed: bool = False  # the gradients that ranks exchange
 
     def shares(self) -> dict[str, float]:
         """Return the share of each part in the training time of a whole run."""
@@ -108,7 +108,7 @@ def max_speedup(share: float) -> float:
 
 
 def describe_bottleneck(profile: Profile) -> str:
-    """Return what bounds the training, with the evidence, and what would remove it."""
+    """Return the bottleneck of the training, with the evidence, and its cure."""
     shares = profile.shares()
     waiting, exchanged = shares["data wait"], shares.get("communication", 0.0)
     if waiting >= WAITING and waiting >= exchanged:

@@ -1,13 +1,12 @@
-"""Compile the training step of a configuration for a GPU that is not there, and count what it launches.
+"""Compile the training step of a configuration for a GPU that is not there, and count its launches.
 
 The step is the suite's own (`Training.train_step`): its model, methods, loss, backward pass and optimizer run
 on tensors without values. Each piece that it compiles is lowered by Inductor once for each shape, every
 Triton kernel becomes a cubin, and each of its calls in the step counts. What is not compiled counts by its
 operators.
 
-Left out: kernels that libraries choose (their FLOPs and bytes are counted instead), choosing between ways to
-launch a kernel by their times, CUDA graphs, padding of matrix products (all need a GPU), and methods that act
-less often than every step.
+Left out are kernels that libraries choose (their FLOPs and bytes are counted instead), autotuning, CUDA
+graphs, padding of matrix products (all need a GPU), and methods that act less often than every step.
 """
 
 import copy
@@ -72,7 +71,7 @@ class Compiled:
 
 
 class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Compiles what runs for one GPU, and counts its launches; `open_compiler` makes one.
+    """Compiles code that runs for one GPU, and counts its launches; `open_compiler` makes one.
 
     As a dispatch mode it sees each operator on the pretended GPU. Inside of compiled code it counts library
     calls only: the kernels are known from the code.
@@ -136,7 +135,7 @@ class Compiler(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tally[Launch(name, kind or classify([name]), num_bytes, flops)] += count
 
     def compile_inner(self, graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Callable[..., Any]:
-        """Stand in for Inductor's `compile_fx_inner`; a call of what it returns counts, computes nothing."""
+        """Stand in for Inductor's `compile_fx_inner`; the returned function counts, and computes nothing."""
         from torch._inductor.compile_fx import compile_fx_inner
 
         def on_device(value: Any) -> Any:
@@ -282,7 +281,7 @@ def state_bytes(jit_line: Callable[..., str]) -> Callable[..., str]:
 
 
 def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function compute values, as those of a loader's batch, where tensors have none."""
+    """Make a function compute values, such as a loader's batch, inside a mode without values."""
 
     def compute(*args: Any) -> Any:
         with unset_fake_temporarily():

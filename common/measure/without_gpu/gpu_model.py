@@ -51,7 +51,7 @@ class Shares(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Predicted milliseconds of a step by class, and what follows; `samples_per_s` of one device."""
+    """Predicted milliseconds of a step by class, and `samples_per_s` of one device."""
 
     device: str
     ms: Mapping[str, float]
@@ -63,7 +63,7 @@ class Prediction:
 
     @property
     def next_class(self) -> str:
-        """The class with most time of those that no library computes."""
+        """The class with most time among those that no library computes."""
         return max((name for name in self.ms if name not in LIBRARY), key=lambda name: self.ms[name])
 
 

@@ -1,4 +1,4 @@
-"""The tables of common/measure/README.md: what a GPU measured, and what is predicted for those not here.
+"""The tables of common/measure/README.md: rates measured on a GPU, and predictions for other GPUs.
 
 `python -m common.measure.without_gpu.table --write` makes them again from results/throughput/gpu_day and
 results/compiled; a test compares.
@@ -237,7 +237,7 @@ def write_model() -> str:
 
 
 def write_fusions() -> str:
-    """Write what fusing more with convolutions and matrix products could gain, if these stayed as fast."""
+    """Write the possible gain of more fusion with convolutions and matmuls, if these stayed as fast."""
     rows = []
     for benchmark, fusions in FUSIONS.items():
         shape = SHAPES[benchmark]
