@@ -150,7 +150,7 @@ class Ledger(Strict):
 
     @property
     def minutes(self) -> str:
-        """The unit in titles of columns: at size full, one device computes its share of the batch."""
+        """A column's unit: at size full, one device computes its share of the batch."""
         return "minutes of one device" if self.size == "full" else "minutes"
 
     @property

@@ -12,7 +12,6 @@ from common.files import save_text
 
 
 def fill_template(template: Path, filters: Mapping[str, Callable[..., Any]] = {}, **values: object) -> str:
-    """Return the page that a template makes of values."""
     environment = Environment(
         loader=FileSystemLoader(template.parent),
         autoescape=template.suffix == ".html",
@@ -31,7 +30,6 @@ def save_page(path: Path, text: str) -> None:
 
 
 def fill_blocks(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """Return a page with each block filled by its function."""
     for block, write in blocks.items():
         page = fill_block(page, block, write())
     return page

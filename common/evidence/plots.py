@@ -179,5 +179,5 @@ def _names(scores: Sequence[Score]) -> list[str]:
 
 
 def ascii_name(text: str) -> str:
-    """Replace the characters that matplotlib's font may lack."""
+    """Replace characters that matplotlib's font may lack."""
     return text.encode("ascii", "replace").decode()

@@ -137,7 +137,6 @@ def load_reported(root: Path = ROOT) -> dict[str, Reported]:
 
 
 def reported(root: Path = ROOT) -> list[Score]:
-    """Return the published scores of the sets to reproduce."""
     return [entry.score for facts in load_reported(root).values() for entry in facts.sets]
 
 

@@ -105,7 +105,6 @@ def add(name: str, /, at: int = 0, **fields: object) -> Mutation:
 
 
 def scale(key: str, factor: float, at: int = 0) -> Mutation:
-    """Multiply the value of a record."""
     return replace_record(key, lambda line: [rewrite(line, value=record_of(line)["value"] * factor)], at)
 
 
@@ -148,7 +147,6 @@ def shift_from(key: str, at: int, ms: int) -> Mutation:
 
 
 def retime(lines: Lines, change: Callable[[int], int]) -> Lines:
-    """Change the time of every record."""
     return [rewrite(line, time_ms=change(time_of(line))) if TOKEN in line else line for line in lines]
 
 

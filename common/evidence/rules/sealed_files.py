@@ -80,8 +80,6 @@ def edit_event(line: str, **fields: object) -> str:
 
 
 def edit_line(at: int, **fields: object) -> Mutation:
-    """Change fields of a line of the list."""
-
     def mutate(lines: Lines) -> Lines:
         edited = list(lines)
         edited[at] = edit_event(lines[at], **fields)

@@ -141,7 +141,7 @@ def material(entry: Entry, prefix: str) -> list[Item]:
 
 
 def started_from(entry: Entry) -> dict[str, str]:
-    """Return the facts that the rules ask of a system and implementation, from the logged configuration."""
+    """Return the facts that the rules ask of an implementation, from the logged configuration."""
     model, precision = entry.settings.get("model"), entry.settings.get("precision")
     is_known = isinstance(model, dict)
     has_checkpoint = isinstance(model, dict) and model.get("start") == "checkpoint"

@@ -2,7 +2,7 @@
 
 The formula is FORMULA. Its shares of the data sheets' rates are fitted, for each architecture, to throughput
 that others published or that this suite measured (published_rates.yaml, `use: fit`), and checked with the
-rest of that throughput. Predictions are not measurements, and are labelled so wherever they are shown.
+rest. Predictions are not measurements, and are labelled so wherever they are shown.
 """
 
 import json

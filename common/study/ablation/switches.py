@@ -1,8 +1,8 @@
 """The differences of a configuration from the one it extends, as switches to be turned one by one.
 
 A switch is a method, or another key, with different settings in the two configurations. A state is the set of
-switches that are on: none is the configuration extended, all is the configuration itself. A method may need
-another, so some states cannot be built; building them shows which.
+switches that are on: none is the configuration extended, all is the configuration itself. As a method may
+need another, some states cannot be built; building shows which.
 """
 
 import itertools

@@ -52,7 +52,7 @@ FREE_ROOM = "free space there, or set TMPDIR to another folder"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The facts needed to make the run of a log again; `commit` is '' if the code in this clone made it."""
+    """The facts to make a log's run again; `commit` is '' if the code in this clone made it."""
 
     log: Log
     configuration: dict[str, Any]

@@ -1,9 +1,9 @@
 """The search for speed-ups: each change is tried on top of what was kept, compared and timed in turns.
 
 A gain counts when the 99 % interval of the median of paired ratios (before over after, turns in the order
-ABBA) lies above 1: order statistics, no assumption about the noise of turns. It leaves out the differences of
-two processes from their start, such as the place of their memory: a gain has to show again between two new
-processes, and the gain with the lower bound is stated. A change leaves the mathematics alone when loss,
+ABBA) lies above 1: order statistics, no assumption about the noise of turns. It leaves out differences of two
+processes from their start, such as the place of their memory: a gain has to show again between two new
+processes; that with the lower bound is stated. A change leaves the mathematics alone when loss,
 gradients and the first step's changes of parameters and buffers equal those of the unchanged model in float64
 (float32 on a GPU), and in the precision of the training are at most twice as far from these as those of the
 unchanged model. A model that does not run so is compared in the training's precision only.
