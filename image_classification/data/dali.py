@@ -17,7 +17,8 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.machine import torch_build
-from image_classification.data.ahead import Decoded, Request, decode_behind, on_side_stream, prefetch
+from image_classification.data.ahead import prefetch
+from image_classification.data.decoding import Decoded, Request, decode_behind, on_side_stream
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from common.errors import UserError, name_error
-from image_classification.data.ahead import Decoded, Request, decode_behind, on_side_stream
+from image_classification.data.decoding import Decoded, Request, decode_behind, on_side_stream
 from image_classification.data.images import Images, decode_bytes
 
 

@@ -26,8 +26,9 @@ from common.errors import UserError
 from common.training.memory import USABLE, total_bytes
 from common.training.ranks import read_rank_info
 from image_classification.config import Decoder, ImageDataConfig, Where
-from image_classification.data.ahead import Decoded, Request, begin_ahead
+from image_classification.data.ahead import begin_ahead
 from image_classification.data.dali import dali_decoder, has_dali
+from image_classification.data.decoding import Decoded, Request
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 from image_classification.data.nvjpeg import nvjpeg_decoder
