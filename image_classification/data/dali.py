@@ -6,7 +6,6 @@ DALI gets the crops of loader.py instead of drawing its own, so that every loade
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,13 @@ from torch import Tensor
 from common.errors import UserError
 from common.machine import torch_build
 from image_classification.data.ahead import prefetch
-from image_classification.data.decoding import Decoded, Request, decode_behind, on_side_stream
+from image_classification.data.decoding import (
+    Decoded,
+    Request,
+    decode_behind,
+    on_side_stream,
+    read_files,
+)
 from image_classification.data.images import Images, decode
 from image_classification.data.loader import PixelBatch, TrainSettings, TrainStep, train_steps
 
@@ -77,7 +82,7 @@ def dali_decoder(
     # with a queue of 1 a run returns the batch that it was fed
     with (
         open_pipeline(dali, squash, most, num_threads, device, prefetch_queue_depth=1) as pipeline,
-        decode_behind(partial(read_files, images), decode_files) as request,
+        decode_behind(images, decode_files) as request,
     ):
         yield request
 
@@ -141,10 +146,6 @@ def run_pipeline(pipeline: Any, images: Images, waiting: Iterable[np.ndarray], *
     # DALI reuses this memory once it is freed here, even if torch's stream has not read it yet.
     device = torch.device("cuda", pipeline.device_id)
     return on_side_stream(device, lambda: torch.from_dlpack(pixels.as_tensor()).clone())
-
-
-def read_files(images: Images, samples: np.ndarray) -> list[np.ndarray]:
-    return [np.frombuffer(images.jpeg(int(sample)), np.uint8) for sample in samples]
 
 
 def has_dali() -> bool:

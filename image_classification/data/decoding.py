@@ -1,31 +1,34 @@
 """Decode resident images in the background: the types and threads that their decoders share."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from image_classification.data.images import Images
+
 Decoded = tuple[Tensor, np.ndarray]  # (n, stored_px, stored_px, 3) uint8; (n, 2) int64 height, width before
 # Begins to decode samples (n,); its result waits for them.
 Request = Callable[[np.ndarray], Callable[[], Decoded]]
-Item = TypeVar("Item")
 
 
 @contextmanager
 def decode_behind(
-    read: Callable[[np.ndarray], Item], decode: Callable[[np.ndarray, Item], Decoded]
+    images: Images, decode: Callable[[np.ndarray, list[np.ndarray]], Decoded]
 ) -> Iterator[Request]:
     """Read the files of requested samples in one thread of Python, and decode what was read in another."""
 
-    def decode_what_was_read(samples: np.ndarray, content: Future[Item]) -> Decoded:
+    def decode_what_was_read(samples: np.ndarray, content: Future[list[np.ndarray]]) -> Decoded:
         return decode(samples, content.result())
 
     def request(samples: np.ndarray) -> Callable[[], Decoded]:
-        return running.submit(decode_what_was_read, samples, reading.submit(read, samples)).result
+        return running.submit(
+            decode_what_was_read, samples, reading.submit(read_files, images, samples)
+        ).result
 
     reading, running = (ThreadPoolExecutor(1, thread_name_prefix="decoding") for _ in range(2))
     try:
@@ -33,6 +36,15 @@ def decode_behind(
     finally:
         running.shutdown(cancel_futures=True)
         reading.shutdown(cancel_futures=True)
+
+
+def read_files(images: Images, samples: np.ndarray) -> list[np.ndarray]:
+    return [np.frombuffer(images.jpeg(int(sample)), np.uint8) for sample in samples]
+
+
+def ignore_notice_of_decoder() -> None:
+    """Silence torchvision 0.29: TorchCodec will replace its decoder of images, which 0.26 to 0.29 have."""
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
 
 
 def on_side_stream(device: torch.device, compute: Callable[[], Tensor]) -> Tensor:

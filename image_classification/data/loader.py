@@ -9,7 +9,6 @@ DALI repeats the edge of the crop. tests/image_classification/data/test_loaders.
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from image_classification.augmentation import Transform, augment
 from image_classification.config import ImageDataConfig
 from image_classification.data.ahead import prefetch
 from image_classification.data.crops import Crops, draw_crops
+from image_classification.data.decoding import ignore_notice_of_decoder
 from image_classification.data.images import Images, decode
 from image_classification.kernels.crop_resize import SCALE, SHIFT
 
@@ -220,8 +220,7 @@ def map_in_workers(
 def set_up_worker(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
     signal.signal(signal.SIGTERM, end_worker)
-    # torchvision 0.29 announces that TorchCodec will replace its decoder; 0.26 to 0.29 have it
-    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+    ignore_notice_of_decoder()
 
 
 def end_worker(number: int, frame: FrameType | None) -> None:

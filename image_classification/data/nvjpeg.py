@@ -5,7 +5,6 @@ has. nvJPEG upsamples chroma without interpolation; PIL and DALI interpolate. Al
 """
 
 import io
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,7 +16,13 @@ from torch.nn import functional as F
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from common.errors import UserError, name_error
-from image_classification.data.decoding import Decoded, Request, decode_behind, on_side_stream
+from image_classification.data.decoding import (
+    Decoded,
+    Request,
+    decode_behind,
+    ignore_notice_of_decoder,
+    on_side_stream,
+)
 from image_classification.data.images import Images, decode_bytes
 
 
@@ -27,10 +32,9 @@ def nvjpeg_decoder(images: Images, stored_px: int, *, device: torch.device) -> I
 
     One thread of Python reads files, another decodes what was read.
     """
-    # torchvision 0.29 announces that TorchCodec will replace its decoder; 0.26 to 0.29 have it
-    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
+    ignore_notice_of_decoder()
 
-    def decode_files(samples: np.ndarray, files: list[bytes]) -> Decoded:
+    def decode_files(samples: np.ndarray, files: list[np.ndarray]) -> Decoded:
         def squash_all() -> Tensor:
             decoded = decode_batch(images, samples, files, device)
             sizes[:] = [image.shape[1:] for image in decoded]
@@ -39,27 +43,21 @@ def nvjpeg_decoder(images: Images, stored_px: int, *, device: torch.device) -> I
         sizes = np.zeros((len(samples), 2), np.int64)
         return on_side_stream(device, squash_all), sizes
 
-    with decode_behind(
-        lambda samples: [images.jpeg(int(sample)) for sample in samples], decode_files
-    ) as request:
+    with decode_behind(images, decode_files) as request:
         yield request
 
 
 def decode_batch(
-    images: Images, samples: np.ndarray, files: list[bytes], device: torch.device
+    images: Images, samples: np.ndarray, files: list[np.ndarray], device: torch.device
 ) -> list[Tensor]:
     """Decode files to (3, height, width) uint8. Raises UserError for the first that cannot be decoded."""
 
     def by_pil(number: int) -> Image.Image:
-        return decode_bytes(files[number], where=images.where(int(samples[number])))
+        return decode_bytes(files[number].tobytes(), where=images.where(int(samples[number])))
 
     supported = [number for number, content in enumerate(files) if is_supported(content)]
-    encoded = [torch.frombuffer(bytearray(files[number]), dtype=torch.uint8) for number in supported]
-    decoded: dict[int, Tensor] = {}
     try:
-        if encoded:
-            pixels = decode_jpeg(encoded, ImageReadMode.RGB, device)
-            decoded = dict(zip(supported, pixels, strict=True))
+        decoded = dict(zip(supported, decode_jpegs([files[n] for n in supported], device), strict=True))
     except RuntimeError:  # it does not name the file
         for number in supported:
             by_pil(number)
@@ -69,7 +67,12 @@ def decode_batch(
     return [decoded[number] for number in range(len(files))]
 
 
-def is_supported(content: bytes) -> bool:
+def decode_jpegs(files: list[np.ndarray], device: torch.device) -> list[Tensor]:
+    encoded = [torch.from_numpy(content.copy()) for content in files]  # torch takes no read-only memory
+    return decode_jpeg(encoded, ImageReadMode.RGB, device) if encoded else []
+
+
+def is_supported(content: np.ndarray) -> bool:
     try:
         with Image.open(io.BytesIO(content)) as image:  # reads the header
             return image.format == "JPEG" and image.mode in ("RGB", "L")
@@ -90,9 +93,7 @@ def check_nvjpeg(device: torch.device) -> None:
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "grey").save(file, "JPEG")
     try:
-        decode_jpeg(
-            [torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)], ImageReadMode.RGB, device
-        )
+        decode_jpegs([np.frombuffer(file.getvalue(), np.uint8)], device)
     except RuntimeError as error:
         what = f"nvJPEG does not work here ({name_error(error, 200)})"
         raise UserError(what, where="data.decoder", hint="use threads or dali") from error
