@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from common.errors import UserError, nearest
 
 DURATION = r"^[0-9]{1,12}(ep|ba|sp)$"  # epochs, batches or samples
+EXTEND = "a configuration may take it from another one: `extends: baseline`"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -28,21 +29,23 @@ def validate(
         path = (*prefix, *inner)
         origin = next((origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), "")
         key = ".".join(path)
-        is_somewhere = origin and fault["type"] != "missing"  # a missing key has no line
-        where = f"{origin}: {key}" if is_somewhere else key
+        lacks_key = fault["type"] == "missing" and not prefix  # the configuration, and so in no line of it
+        where = f"{origin}: {key}" if origin and not lacks_key else key
         if fault["type"] == "extra_forbidden":
             raise UserError("unknown key", where=where, hint=nearest_key(model, inner)) from None
         value = f" (found {fault['input']!r:.100})" if fault["type"] not in ("missing", "value_error") else ""
         hint = "write it as a fraction, 0.759" if inner == ("target",) else ""
-        hint = hint or hint_for(fault["type"], key) or duration_hint(model, inner, fault["input"])
+        hint = (
+            EXTEND
+            if lacks_key
+            else hint or method_hint(fault["type"], key) or duration_hint(model, inner, fault["input"])
+        )
         what = fault["msg"].removeprefix("Value error, ")
         raise UserError(what[0].lower() + what[1:] + value, where=where, hint=hint) from None
 
 
-def hint_for(fault: str, key: str) -> str:
-    """Say what to type for a missing key, or for a method with a value instead of settings."""
-    if fault == "missing":
-        return "a configuration may take it from another one: `extends: baseline`"
+def method_hint(fault: str, key: str) -> str:
+    """Say what to type for a method with a value instead of settings."""
     is_method = fault == "dict_type" and key.startswith("methods.")
     return f"`{key}={{}}` turns it on with its defaults, `{key}=false` turns it off" if is_method else ""
 

@@ -61,6 +61,7 @@ def test_bad_yaml_is_refused_with_file_and_line(text, message):
         ("schedule.milestones=[3ba, 4x]", r"schedule.milestones.1: .*write 4ep"),
         ("methods.unpadd={}", "no such method .*did you mean unpad"),
         ("methods.unpad.round=3", "unknown key; did you mean round_to"),
+        ("methods.ema={}", "^--set: methods.ema.half_life_steps: field required$"),
         ("methods=3", "methods: expected"),
         ("methods=all", "methods: expected"),
         ("model.num_attention_heads=3", "model: hidden_size 128 is not a multiple of num_attention_heads 3"),
