@@ -205,12 +205,11 @@ def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
         listed = [f"  ttt {verb} {name:{width}}  {entry.purpose}" for name, entry in parts.items()]
         title = "also, each with its own --help:" if command else "parts, each with its own --help:"
         epilog = "\n".join([title, *listed, "", EXIT_CODES])
+    prog, description = f"ttt {verb} {part}".rstrip(), f"{COMMANDS[verb]}.".capitalize()
     parser = Parser(
-        prog=f"ttt {verb} {part}".rstrip(),
+        prog=prog,
         usage=None if command else f"ttt {verb} PART ...",
-        description=choose_examples(command.__doc__ or "", f"  ttt {verb} {part}".rstrip())
-        if command
-        else f"{COMMANDS[verb]}.".capitalize(),
+        description=choose_examples(command.__doc__ or "", f"  {prog}") if command else description,
         formatter_class=Formatter,
         epilog=epilog,
     )

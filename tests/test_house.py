@@ -13,7 +13,8 @@ import pytest
 
 from common import yaml_file
 from common.commands import methods
-from common.repository import ROOT, benchmarks, configurations
+from common.evidence.log import QUALITIES
+from common.repository import ROOT, benchmark_module, benchmarks, configurations
 from common.training.benchmark import Benchmark
 from common.training.card import cards, list_faults, names_in
 from common.training.load import load_config
@@ -100,6 +101,11 @@ def test_a_benchmark_answers_at_most_15_questions_of_the_loop():
     derived = {name for name, function in functions.items() if getattr(function, "__final__", False)}
     questions = {*members, *Benchmark.__annotations__} - derived
     assert len(questions) <= 15, sorted(questions)
+
+
+def test_evidence_names_what_the_benchmarks_measure():
+    names = [benchmark_module(benchmark).Benchmark.names for benchmark in benchmarks()]
+    assert {name.mlperf: name.quality for name in names} == QUALITIES
 
 
 def test_commands_parse_call_and_print():

@@ -112,7 +112,7 @@ def find_missing_runs(run_set: RunSet, seed: int | None = None) -> RunSet:
     for path, log in logs.items():
         check_same_recipe(run_set, path, log)
     counted = [log for log in logs.values() if not log.is_resumed]  # as `ttt score` counts
-    num_ended = sum(log.came_to_its_end for log in counted)
+    num_ended = count_ended(logs.values())
     num_done = min(num_ended, run_set.num_runs)
     used = {value for log in logs.values() if isinstance(value := log.value("seed"), int)}
     num_missing = run_set.num_runs - num_done
@@ -134,7 +134,11 @@ def is_complete(run_set: RunSet) -> bool:
     Rank 0 may be ahead, but no run ends before all ranks take part, so all ranks count the same.
     """
     logs = map(read_log, run_set.directory.glob("result_*.txt"))
-    return sum(log.came_to_its_end and not log.is_resumed for log in logs) >= run_set.num_runs
+    return count_ended(logs) >= run_set.num_runs
+
+
+def count_ended(logs: Iterable[Log]) -> int:
+    return sum(log.came_to_its_end and not log.is_resumed for log in logs)
 
 
 def check_same_recipe(run_set: RunSet, path: Path, log: Log) -> None:

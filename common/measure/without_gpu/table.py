@@ -4,6 +4,7 @@
 results/compiled; a test compares.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -34,17 +35,16 @@ OPTIMIZER_FIGURES = {  # by optimizer: the beginning of their files' names, and 
 
 Saving = int | tuple[str, float]
 FUSED_PX = 224  # of published runs that fuse batch norm (published_rates.yaml)
-FUSIONS: dict[
-    str, dict[str, Saving]
-] = {  # by benchmark: MB at this size that an image no longer moves, or a share of a class of kernels
+# By benchmark: MB at this size that an image no longer moves, or a share of a class of kernels.
+FUSIONS: dict[str, dict[str, Saving]] = {
     "image_classification": {
-        "": 0,
         "batch norm's statistics in epilogues": 45,
         "and its application in prologues": 111,
     },
     # GELU would not read what its product has just made, nor its gradient: 3 passes over memory of 5
-    "language_bert": {"": 0, "GELU and its gradient in epilogues": ("activation", 3 / 5)},
+    "language_bert": {"GELU and its gradient in epilogues": ("activation", 3 / 5)},
 }
+NO_SAVING: Saving = ("activation", 0.0)
 LEAST_SHARE = 0.02  # of the kernels of a traced step: smaller classes have no column
 EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 
@@ -240,14 +240,10 @@ def write_fusions() -> str:
     """Write the possible gain of more fusion with convolutions and matmuls, if these stayed as fast."""
     rows = []
     for benchmark, fusions in FUSIONS.items():
-        shape = SHAPES[benchmark]
-        for title, saving in fusions.items():
-            times = [
-                describe_step(step)
-                for by_name in read(benchmark).values()
-                for step in predict_fused(by_name[min(by_name, key=len)], shape, saving)  # no variant
-            ]
-            rows.append([title or f"{benchmark} `optimized`, as it is", *times])
+        optimized = [by_name[min(by_name, key=len)] for by_name in read(benchmark).values()]  # no variant
+        for title, saving in {f"{benchmark} `optimized`, as it is": NO_SAVING, **fusions}.items():
+            steps = [predict_fused(figures, SHAPES[benchmark], saving) for figures in optimized]
+            rows.append([title, *map(describe_step, itertools.chain.from_iterable(steps))])
     return write_table(["fused with convolutions or products", *device_titles()], rows)
 
 
@@ -259,7 +255,7 @@ def predict_fused(figures: Figures, shape: str, saving: Saving) -> list[Predicti
         name, share = saving
         saved_gb = share * classes[name]["gb"]
     else:
-        area = (int(shape.removesuffix(" px")) / FUSED_PX) ** 2 if saving else 0
+        area = (int(shape.removesuffix(" px")) / FUSED_PX) ** 2
         saved_gb = saving / 1e3 * area * figures["batch_size"]
     return gpu_model.predict_devices(figures, shape, row={"elementwise": 1 - saved_gb / others_gb})
 

@@ -65,10 +65,10 @@ def choose_machines(args: argparse.Namespace) -> tuple[int, int]:
     default = min(args.devices or PER_MACHINE, PER_MACHINE) if args.devices or args.scaling else 1
     machines, per_machine = args.nodes or 1, args.gpus or default
     if args.devices is not None:
+        if args.nodes is not None:
+            raise UserError("--devices and --nodes exclude each other", hint="--nodes N --gpus N")
         machines, rest = divmod(args.devices, per_machine)
-        if rest or args.nodes is not None:
-            if args.nodes is not None:
-                raise UserError("--devices and --nodes exclude each other", hint="--nodes N --gpus N")
+        if rest:
             expected = f"expected whole machines of {per_machine} devices"
             raise UserError(f"--devices {args.devices}: {expected}", hint="or --gpus N, devices of a machine")
     if machines * per_machine > MAX_DEVICES:
