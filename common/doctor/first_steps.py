@@ -18,9 +18,10 @@ from common.evidence.intervals import prediction_half_width
 from common.files import write_text
 from common.machine import system
 from common.machine.line import Line, judge
-from common.repository import ROOT, benchmark_module
+from common.repository import ROOT, benchmark_module, configurations
 
 FILE = "first_steps"
+NUM_STEPS = 40  # of a new band
 FEWEST_SEEDS = 3
 NUM_LAST = 20  # steps whose mean loss is compared
 UNTIMED = 5  # first steps, in which threads start
@@ -49,12 +50,18 @@ def bands_path(benchmark: str) -> Path:
 
 
 def read_bands(benchmark: str) -> dict[str, Band]:
-    """Return the bands of a benchmark by configuration. Raises UserError for a file that is not right."""
-    path = bands_path(benchmark)
-    document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
-    return {
-        name: validate(Band, values, document.origins, (name,)) for name, values in document.values.items()
-    }
+    """Return the bands of a benchmark by configuration. Raises UserError for a file that is not right.
+
+    Where the file is missing or empty, every configuration has a band without seeds.
+    """
+    path, bands = bands_path(benchmark), {}
+    if path.is_file():
+        document = yaml_file.read(path, path.relative_to(ROOT).as_posix())
+        bands = {
+            name: validate(Band, band, document.origins, (name,)) for name, band in document.values.items()
+        }
+    new = configurations(benchmark)
+    return bands or {name: Band(num_steps=NUM_STEPS, first=[], last=[]) for name in new}
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:

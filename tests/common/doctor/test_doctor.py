@@ -1,5 +1,6 @@
 """`ttt doctor`: faults of data, kernels, trainings and devices are found; a sound machine has none."""
 
+import itertools
 import json
 import shutil
 import threading
@@ -90,6 +91,23 @@ def test_each_benchmark_has_bands_of_honest_trainings_and_no_other_number_lies_i
                 assert first_steps.compare("loss", taken, band).state == state
     with pytest.raises(UserError, match="no band; ttt doctor --size mini --store-bands"):
         first_steps.limits([1.0, 2.0])
+
+
+def test_a_benchmark_without_bands_is_told_how_to_get_them_and_gets_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(first_steps, "ROOT", tmp_path)
+    losses = itertools.count()
+    monkeypatch.setattr(
+        first_steps,
+        "train_first_steps",
+        lambda config, **_: first_steps.FirstSteps(first=next(losses), last=1.0, samples_per_s=1.0),
+    )
+    (tmp_path / "language_bert").mkdir()
+    named = checks.load_configs(["language_bert"], "mini")["language_bert"]
+    with pytest.raises(UserError, match="no band; ttt doctor --size mini --store-bands"):
+        first_steps.limits(first_steps.read_bands("language_bert")["optimized"].last)
+    first_steps.store("language_bert", named, 3)
+    bands = first_steps.read_bands("language_bert")
+    assert [*bands] == configurations("language_bert") and bands["baseline"].first == [0, 1, 2]
 
 
 def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples():
