@@ -20,7 +20,7 @@ from common.data import preparation
 from common.data.manifest import MANIFEST, read_manifest
 from common.doctor import devices, first_steps
 from common.errors import UserError
-from common.evidence.compare.reported import load_reported
+from common.evidence.compare.reported import find_published
 from common.evidence.disturbance import SPARE
 from common.evidence.log import Log, read_log
 from common.evidence.records import counted
@@ -213,7 +213,7 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
             text = f"{minutes:.1f} min on {counted(num_devices, 'device')}, {projected['assuming']}"
             return ok(check, text, minutes=minutes)
-    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    published = find_published(config.benchmark, config.configuration)
     note = f"; published: {published.score.minutes:.1f} min on {published.accelerators}" if published else ""
     advice = f"ttt bench {config.benchmark} {config.configuration} measures it"
     return warning(check, f"not predicted: no speed of this hardware is known{note}", advice)

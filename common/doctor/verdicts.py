@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from common.config.schema import RunConfig
-from common.evidence.compare.reported import load_reported
+from common.evidence.compare.reported import find_published
 from common.evidence.disturbance import SPARE
 from common.evidence.intervals import error_factors
 from common.evidence.records import counted
 from common.machine import gpus, hardware, record, system
 from common.machine.line import FAULT, OK, WARNING, Line, warning
 from common.measure.without_gpu import gpu_model
-from common.repository import DIGEST_LENGTH, build_probes, mlperf_name
+from common.repository import DIGEST_LENGTH, build_probes
 from common.study.predict.sources import newest_bench
 
 MOSAIC = "mosaic"  # the recipe of the published sets that are named methods
@@ -97,13 +97,13 @@ def from_such_gpus(config: RunConfig, num_ranks: int) -> Expectation | None:
 
 
 def is_published_recipe(config: RunConfig) -> bool:
-    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    published = find_published(config.benchmark, config.configuration)
     return published is not None and config.configuration in (published.score.configuration, MOSAIC)
 
 
 def from_published(config: RunConfig, num_ranks: int) -> Expectation | None:
     """Take the rate of published runs on the same GPUs, without evaluation, for as many as there are."""
-    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    published = find_published(config.benchmark, config.configuration)
     if published is None or config.size != "full":
         return None
     name = system.hardware_name()

@@ -82,8 +82,7 @@ def bench(
         if any(rate["tokens_per_s"] for rate in figures["rates"]):
             console.print("tokens/s leaves padding out")
         if has_parts:
-            console.print(f"parts of a step of {next(iter(runs))}, each timed alone:")
-            figures["parts"] = measure_parts(first, seconds, console, report)
+            figures["parts"] = measure_parts(next(iter(runs)), first, seconds, console, report)
         for name in runs:
             if not shapes and (projection := project(name, figures)):
                 figures["projected"][name] = projection
@@ -121,14 +120,17 @@ def open_runs(
 
 
 def measure_parts(
-    run: TrainingRun, seconds: float, console: Console, report: Callable[[Failure], None]
+    name: str, run: TrainingRun, seconds: float, console: Console, report: Callable[[Failure], None]
 ) -> dict[str, float]:
     """Print and return the samples/s of each piece of a step alone; none where memory is short."""
-    rates, unit = {}, f"{run.benchmark.names.samples}/s"
+    rates: dict[str, float] = {}
+    unit = f"{run.benchmark.names.samples}/s"
     try:
         for part in probes_of(run.benchmark).bench_parts():
             warm_up(part.call)
             (times,) = interleave({0: partial(time_call, part.call, run.device)}, seconds=seconds).values()
+            if not rates:
+                console.print(f"parts of a step of {name}, each timed alone:")
             rates[part.name] = part.num_samples / statistics.mean(times)
             console.print(f"  {part.name:46} {rates[part.name]:10.1f} {unit}")
         return rates

@@ -136,6 +136,12 @@ def load_reported(root: Path = ROOT) -> dict[str, Reported]:
     return matches
 
 
+def find_published(folder: str, configuration: str) -> Published | None:
+    """Return the set that a configuration is compared with; None without one, or without reported.yaml."""
+    facts = (facts for facts in load_reported().values() if facts.folder == folder)
+    return next((entry for one in facts if (entry := one.of_configuration(configuration))), None)
+
+
 def reported(root: Path = ROOT) -> list[Score]:
     return [entry.score for facts in load_reported(root).values() for entry in facts.sets]
 

@@ -18,7 +18,7 @@ from common import yaml_file
 from common.arguments import positive_number
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.evidence.compare.reported import load_reported
+from common.evidence.compare.reported import find_published
 from common.evidence.log import Log, read_log
 from common.evidence.paths import find_logs
 from common.evidence.recipes import flat
@@ -243,7 +243,7 @@ def published_samples(config: RunConfig) -> Samples | None:
 
     None where there are none, as for another model, target, batch, optimizer or length.
     """
-    published = load_reported()[mlperf_name(config.benchmark)].of_configuration(config.configuration)
+    published = find_published(config.benchmark, config.configuration)
     if published is None or config.size != "full":
         return None
     recipe = load_open(config.benchmark, config.configuration, size=config.size, settings=[]).config

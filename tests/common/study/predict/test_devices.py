@@ -11,7 +11,9 @@ from common.measure.scaling import Links, Work
 from common.repository import ROOT
 from common.study.predict.devices import Recipe, predict
 from common.study.predict.published import check_published
+from common.study.predict.sources import published_samples
 from common.study.prices import stated_price
+from common.training.load import load_open
 from tests.command import ttt_here
 from tests.committed import committed_results
 
@@ -76,6 +78,11 @@ def test_the_command_predicts_from_a_row_of_a_gpu_day(tmp_path):
     assert record["hardware"] == "elsewhere"  # the row lies in no folder of this machine
     assert f"8 devices at {scaled['rows'][-1]['efficiency']:.0%}" in record["scaling"]
     assert any(map(record["scaling"].endswith, scaled["assumptions"]))
+
+
+def test_a_benchmark_without_published_runs_has_no_published_samples():
+    config = load_open("language_bert", "baseline", size="full", settings=[]).config
+    assert published_samples(config) and published_samples(config.replaced(benchmark="digits")) is None
 
 
 def test_devices_are_whole_machines():
