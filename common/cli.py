@@ -338,10 +338,11 @@ def answer(arguments: list[str]) -> int:
         return EXIT_USAGE
     except SystemExit as end:  # argparse has printed the help of a command
         return int(end.code or 0)
-    except KeyboardInterrupt:
-        print(INTERRUPTED, file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
+        # A second signal, as `timeout` sends, ends the tidying up after the first one with any error.
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+            print(INTERRUPTED, file=sys.stderr)
+            return EXIT_INTERRUPTED
         if missing := repository.explain_missing(error):
             print(f"error: {one_line(missing)}", file=sys.stderr)
             return EXIT_USAGE

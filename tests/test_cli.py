@@ -153,6 +153,17 @@ def test_a_signal_before_the_command_begins_is_told_in_one_line(monkeypatch):
     assert one_line(ttt_here("list"), code=130) == "error: interrupted"
 
 
+def test_an_interrupted_clean_up_is_no_internal_fault(monkeypatch):
+    def interrupt_twice(arguments):
+        try:
+            raise cli.Interrupted
+        finally:
+            raise OSError("the second signal came while a folder was removed")
+
+    monkeypatch.setattr(cli, "dispatch", interrupt_twice)
+    assert one_line(ttt_here("list"), code=130) == "error: interrupted"
+
+
 def test_help_that_nobody_reads_is_lost_output():
     process = start(TTT, "check", "--help")
     process.stdout.close()
