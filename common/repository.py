@@ -6,6 +6,7 @@ In a clone, code, results and committed files lie in one folder. The code of a w
 packages; results, systems and data then lie in the working folder of a command.
 """
 
+import errno
 import hashlib
 import importlib
 import json
@@ -46,6 +47,10 @@ NO_RUN_LOADS = ("built", "commands", "doctor", "measure", "study")  # rooms of c
 NAMED = 5  # untracked files in a log's head
 # of the packages in the extra `train` of pyproject.toml
 TRAIN = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "google_crc32c", "sklearn")
+OF_MACHINE = (  # errors that no code can avoid
+    *(errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),
+)
 
 
 class CodeState(NamedTuple):
@@ -157,9 +162,19 @@ def install_hint(extra: str) -> str:
 
 
 def explain_missing(error: Exception) -> UserError | None:
-    """Say how to install the package whose module an import has missed; None for any other error."""
+    """Say what to do about an error of this machine: a package, memory, or room that it lacks, or a disk.
+
+    Returns None for any other error.
+    """
     if isinstance(error, ModuleNotFoundError) and error.name in TRAIN:
         return UserError(f"{error.name} is not installed", hint=install_hint("train"))
+    if isinstance(error, ImportError) and "shared object" in str(error):
+        hint = "a limit of memory (ulimit -v), a folder mounted noexec, or a build for another machine"
+        return UserError(f"a library cannot be loaded ({error})", hint=f"the usual causes: {hint}")
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return UserError("no folder can hold temporary files", where="TMPDIR", hint="name a writable one")
+    if isinstance(error, OSError) and error.errno in OF_MACHINE:
+        return UserError(str(error.strerror), where=str(error.filename or ""))
     return None
 
 

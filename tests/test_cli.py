@@ -1,15 +1,22 @@
 """The command line: exit codes, one line per error, logs that survive."""
 
+import errno
 import json
 import os
 import shutil
 import signal
+from contextlib import closing
+from dataclasses import fields
 
 import psutil
 import pytest
 
 from common import cli
 from common.repository import ROOT
+from common.run import worker
+from common.run.heartbeat import Heartbeat
+from common.run.loop import Spec
+from common.training.ranks import SINGLE_RANK
 from tests.command import TTT, one_line, start, ttt, ttt_here
 from tests.runs import records, until
 
@@ -162,6 +169,29 @@ def test_an_interrupted_clean_up_is_no_internal_fault(monkeypatch):
 
     monkeypatch.setattr(cli, "dispatch", interrupt_twice)
     assert one_line(ttt_here("list"), code=130) == "error: interrupted"
+
+
+def raise_error(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ESTALE, "Stale file handle", "a.shard"), "a.shard: Stale file handle"),
+        (ImportError("libtorch.so: failed to map segment from shared object"), "(ulimit -v)"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "TMPDIR"),
+    ],
+)
+def test_a_fault_of_the_machine_is_told_in_one_line_by_commands_and_ranks(error, words, monkeypatch, capsys):
+    monkeypatch.setattr("common.commands.list.main", lambda _: raise_error(error))
+    assert words in one_line(ttt_here("list"), code=2)
+
+    monkeypatch.setattr(worker, "timed_run", lambda *_: raise_error(error))
+    with closing(Heartbeat.create(1, {field.name: None for field in fields(Spec)})) as heartbeat:
+        assert worker.run_rank(SINGLE_RANK, heartbeat, heartbeat.slots[0]) == 2
+        assert words in heartbeat.failure()
+    assert capsys.readouterr().err == ""
 
 
 def test_help_that_nobody_reads_is_lost_output():
