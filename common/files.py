@@ -134,10 +134,16 @@ def append_whole(path: Path, data: bytes, *, is_synchronized: bool = False) -> N
     with open(descriptor, "ab", buffering=0) as file:
         num_bytes_before = os.fstat(descriptor).st_size
         with undo_on_failure(os.ftruncate, descriptor, num_bytes_before):
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(file, data)
             if is_synchronized:
                 os.fsync(descriptor)
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write to an unbuffered file; raises the error of a disk that is full, or of a quota or limit."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def hash_file(path: Path) -> str:

@@ -1,6 +1,5 @@
 """Runs a run set: reserves results, draws seeds, starts each run as a process, closes the logs."""
 
-import errno
 import itertools
 import math
 import os
@@ -22,7 +21,7 @@ from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import MAX_DRIFT_MS, NUM_RUNS, Log, read_log
-from common.files import create_next, explain_os_error, hold_lock, make_folder, undo_on_failure
+from common.files import create_next, explain_os_error, hold_lock, make_folder, undo_on_failure, write_all
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
@@ -150,8 +149,7 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
     with explain_os_error(UNWRITABLE, path.parent), undo_on_failure(path.unlink):
         file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
         with undo_on_failure(file.close):
-            if file.write(bytes(BALLAST_BYTES)) < BALLAST_BYTES:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(file, bytes(BALLAST_BYTES))
     return file
 
 

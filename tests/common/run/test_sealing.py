@@ -231,8 +231,10 @@ def test_a_line_that_fits_in_part_is_taken_back(tmp_path):
     path = launch.reserve(run_set.directory, None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 50, limits[1]))
     try:
-        with pytest.raises(UserError, match="cannot write results here"):
+        with pytest.raises(UserError, match=r"cannot write results here \(File too large"):
             seal.start_run(run_set, 0, path)
+        with pytest.raises(UserError, match="File too large"):
+            launch.reserve_disk_space(launch.reserve(run_set.directory, None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (run_set.directory / RUNS).read_bytes() == before and not path.exists()
