@@ -7,6 +7,7 @@ from typing import Any
 from common import yaml_file
 from common.errors import UserError
 from common.evidence.compare.factors import evaluation_minutes
+from common.evidence.disturbance import disturbed_blocks
 from common.evidence.log import MAX_DRIFT_MS, Log
 from common.evidence.recipes import configuration_of, count_steps, evaluation_steps, flat
 from common.evidence.records import Event, finite, is_rounded, printable
@@ -292,6 +293,8 @@ def evaluations_take_their_time(log: Log) -> Iterator[Found]:
     """Evaluation is at most six times as fast as training, of which it is a third."""
     if (finite(log.value("num_ranks")) or 1) > 1 and not log.value("num_accelerators"):
         return  # the exchange of gradients between processors takes longer than the step
+    if was_slow_in_every_block(log):
+        return
     starts, stops = log.events("eval_start"), log.events("eval_stop")
     number, samples = min(len(starts), len(stops)), finite(log.value("eval_samples"))
     if not samples or not number or not log.minutes or log.is_resumed or not log.came_to_its_end:
@@ -301,6 +304,12 @@ def evaluations_take_their_time(log: Log) -> Iterator[Found]:
     if times > FASTEST_EVALUATION:
         text = f"{number} of {samples:,.0f} samples in {evaluated_s:.2f} s, {times:.1f} times as fast"
         yield Found(stops[0].line, text)
+
+
+def was_slow_in_every_block(log: Log) -> bool:
+    """True if other programs slowed the training down in each of its blocks, as T232 and T233 tell."""
+    num_slow = len(disturbed_blocks(log)) + len(log.events("threads_lowered"))
+    return 0 < len(log.events("throughput")) <= num_slow
 
 
 def training_rate(log: Log, end: Event) -> float:

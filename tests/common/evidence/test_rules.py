@@ -220,6 +220,10 @@ def shorten_evaluations(lines):
 EVALUATED_IN_NO_TIME = {  # but nothing that says how fast the machine trains
     "resumed": (add("epoch_stop", at=2, key="resumed", value=7), {"T215"}),
     "interrupted": (chain(miss_target, interrupted), set()),
+    "beside other programs": (
+        edit_all("machine_load", lambda _: {"value": 1.5, "cores": 2.0, "threads": 2}),
+        {"T232"},
+    ),
     "ranks on processors": (chain(edit("num_ranks", value=2), edit("num_accelerators", value=0)), set()),
 }
 
