@@ -286,8 +286,12 @@ def test_the_check_and_the_run_have_one_size(allocation, tmp_path, words, expect
     assert f"--size {expected[-4:]}" in " ".join(checked)
 
 
-def test_a_script_without_a_benchmark_says_how_it_is_used(allocation):
-    done = run("bash", "systems/run.sbatch", env=allocation)
+@pytest.mark.parametrize(
+    ("words", "variables"),
+    [([], {}), (["bert"], {"SLURM_NNODES": ""}), (["bert"], {"RUNS": "official"}), (["bert"], {"RUNS": "0"})],
+)
+def test_a_script_that_is_started_wrongly_says_how_it_is_used(allocation, words, variables):
+    done = run("bash", "systems/run.sbatch", *words, env=allocation | variables)
     assert done.returncode == 2 and done.stderr.startswith("usage: ") and "BENCHMARK" in done.stderr
 
 
