@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -51,9 +52,16 @@ def on_side_stream(device: torch.device, compute: Callable[[], Tensor]) -> Tenso
     """Return what `compute` returns; on a GPU, on a side stream beside the training's, and wait for it."""
     if device.type != "cuda":
         return compute()
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    stream = side_stream(device)
+    # the device first: leaving a stream alone would select GPU 0 again, and take memory of it for every rank
+    with torch.cuda.device(device), torch.cuda.stream(stream):
         result = compute()
     stream.synchronize()
     result.record_stream(torch.cuda.current_stream(device))
     return result
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Open the one side stream of a device: torch keeps freed memory for the stream that used it."""
+    return torch.cuda.Stream(device)

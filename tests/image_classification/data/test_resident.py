@@ -1,7 +1,9 @@
 """Pixels that stay in memory: one decoding of each image, shares of the ranks, budgets, GPUs."""
 
 import sys
+from contextlib import contextmanager
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from common.data import sampler
 from common.errors import UserError
 from common.training.ranks import RankInfo
 from image_classification.benchmark import Benchmark
-from image_classification.data import resident
+from image_classification.data import decoding, resident
 from image_classification.data.loader import PixelBatch
 from image_classification.data.nvjpeg import check_nvjpeg
 from image_classification.data.resident import (
@@ -79,6 +81,30 @@ def test_nvjpeg_is_refused_before_the_run_where_there_is_no_gpu():
     )
     with pytest.raises(UserError, match="data.decoder: nvjpeg needs a GPU; use threads or dali"):
         benchmark.prepare_loader()
+
+
+def test_decoders_use_one_stream_and_leave_other_gpus_alone(monkeypatch):
+    """Memory stays with the stream that used it; in a new thread, a stream that ends selects GPU 0."""
+    events, streams = [], []
+
+    @contextmanager
+    def enter(what):
+        events.append(what)
+        yield
+        events.append("end")
+
+    def open_stream(device):
+        streams.append(SimpleNamespace(synchronize=lambda: None))
+        return streams[-1]
+
+    fakes = {"Stream": open_stream, "stream": lambda stream: enter("stream"), "device": enter}
+    for name, fake in (fakes | {"current_stream": lambda device: None}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    gpu, pixels = torch.device("cuda", 3), SimpleNamespace(record_stream=lambda stream: None)
+    decoding.side_stream.cache_clear()
+    assert all(decoding.on_side_stream(gpu, lambda: pixels) is pixels for _ in range(2))
+    decoding.side_stream.cache_clear()
+    assert events == 2 * [gpu, "stream", "end", "end"] and len(streams) == 1
 
 
 def test_pixels_that_do_not_fit_are_refused(monkeypatch):
