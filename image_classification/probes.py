@@ -27,9 +27,11 @@ from image_classification.augmentation import augmentations
 from image_classification.benchmark import Benchmark, open_loader
 from image_classification.config import Decoder, ImageDataConfig
 from image_classification.data.dali import has_dali
+from image_classification.data.decoding import Request
 from image_classification.data.images import Images
 from image_classification.data.loader import TrainSettings
-from image_classification.data.resident import GIB, open_decoder, stored_bytes
+from image_classification.data.nvjpeg import has_nvjpeg
+from image_classification.data.resident import GIB, NUM_STEPS_AHEAD, open_decoder, stored_bytes
 from image_classification.kernels.crop_resize import crop_resize, crop_resize_reference
 from image_classification.methods.blurpool import Blur, MaxBlur
 from image_classification.methods.progressive_resizing import ProgressiveResizing
@@ -266,17 +268,23 @@ def loader_parts(images: Images, data: ImageDataConfig, device: torch.device) ->
 
 
 def decoder_parts(images: Images, data: ImageDataConfig, device: torch.device) -> Iterator[Part]:
-    """Yield the decoders of resident images, which work in the first epoch of a run."""
+    """Yield the decoders of resident images, which work ahead in the first epoch of a run."""
     samples, stored_px, num_threads = np.arange(LOADER_BATCH), data.stored_px, data.num_workers
-    decoders: list[Decoder] = ["threads", *["nvjpeg"] * (device.type == "cuda"), *["dali"] * has_dali()]
+    num_batches = NUM_STEPS_AHEAD + 1
+
+    def decode_batches(request: Request) -> None:
+        for wait in [request(samples) for _ in range(num_batches)]:
+            wait()
+
+    decoders: list[Decoder] = ["threads", *["nvjpeg"] * has_nvjpeg(device), *["dali"] * has_dali()]
     for name in decoders:
         with open_decoder(
             name, images, stored_px, device=device, num_threads=num_threads, most=LOADER_BATCH
         ) as request:
             yield Part(
                 name=f"decoder {name} ({num_threads}), {WIDTH} x {HEIGHT} JPEG to {stored_px} px",
-                call=lambda request=request: request(samples)(),
-                num_samples=LOADER_BATCH,
+                call=partial(decode_batches, request),
+                num_samples=num_batches * LOADER_BATCH,
             )
 
 

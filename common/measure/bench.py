@@ -23,7 +23,7 @@ from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
 from common.training.memory import is_out_of_memory
-from common.training.probes import probes_of
+from common.training.probes import Part, probes_of
 
 
 def bench(
@@ -61,6 +61,11 @@ def bench(
             console.print(format_rate(row, samples_name))
         files.write(path(), figures)
 
+    def report_part(part: Part, per_s: float) -> None:
+        console.print(f"  {part.name:46} {per_s:10.1f} {samples_name}/s")
+        figures["parts"][part.name] = per_s
+        files.write(path(), figures)
+
     peaks = measure_peaks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # all memory is free
     with ExitStack() as stack:
         runs, memory = open_runs(configs, shapes, stack, report)
@@ -82,13 +87,9 @@ def bench(
         if any(rate["tokens_per_s"] for rate in figures["rates"]):
             console.print("tokens/s leaves padding out")
         if has_parts:
-            figures["parts"] = measure_parts(next(iter(runs)), first, seconds, console, report)
-        for name in runs:
-            if not shapes and (projection := project(name, figures)):
-                figures["projected"][name] = projection
-                minutes, low, high = (projection[key] for key in ("minutes", "low", "high"))
-                of = f"{minutes:.1f} min ({low:.1f} to {high:.1f}) on {NUM_DEVICES} of it"
-                console.print(f"{name}: {of}, {projection['assuming']}")
+            measure_parts(next(iter(runs)), first, seconds, console, report_part, report)
+        if not shapes:
+            project_runs(list(runs), figures, project, console)
     files.write(path(), figures)
     console.print(f"-> {path()}")
     return figures
@@ -120,25 +121,39 @@ def open_runs(
 
 
 def measure_parts(
-    name: str, run: TrainingRun, seconds: float, console: Console, report: Callable[[Failure], None]
-) -> dict[str, float]:
-    """Print and return the samples/s of each piece of a step alone; none where memory is short."""
-    rates: dict[str, float] = {}
-    unit = f"{run.benchmark.names.samples}/s"
+    name: str,
+    run: TrainingRun,
+    seconds: float,
+    console: Console,
+    report_part: Callable[[Part, float], None],
+    report: Callable[[Failure], None],
+) -> None:
+    """Report the samples/s of each piece of a step alone, until memory is short."""
     try:
-        for part in probes_of(run.benchmark).bench_parts():
+        for number, part in enumerate(probes_of(run.benchmark).bench_parts()):
             warm_up(part.call)
             (times,) = interleave({0: partial(time_call, part.call, run.device)}, seconds=seconds).values()
-            if not rates:
+            if number == 0:
                 console.print(f"parts of a step of {name}, each timed alone:")
-            rates[part.name] = part.num_samples / statistics.mean(times)
-            console.print(f"  {part.name:46} {rates[part.name]:10.1f} {unit}")
-        return rates
+            report_part(part, part.num_samples / statistics.mean(times))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         report(Failure(configuration="pieces of a step", shape="", error="out of memory"))
-        return {}
+
+
+def project_runs(
+    names: Sequence[str],
+    figures: dict[str, Any],
+    project: Callable[[str, dict[str, Any]], dict[str, Any] | None],
+    console: Console,
+) -> None:
+    for name in names:
+        if projection := project(name, figures):
+            figures["projected"][name] = projection
+            minutes, low, high = (projection[key] for key in ("minutes", "low", "high"))
+            of = f"{minutes:.1f} min ({low:.1f} to {high:.1f}) on {NUM_DEVICES} of it"
+            console.print(f"{name}: {of}, {projection['assuming']}")
 
 
 def format_rate(rate: Rate, samples_name: str, predicted_per_s: float | None = None) -> str:

@@ -90,6 +90,7 @@ def check_nvjpeg(device: torch.device) -> None:
     """Decode a grey square. Raises UserError without a GPU, and where nvJPEG does not work on it."""
     if device.type != "cuda":
         raise UserError("nvjpeg needs a GPU", where="data.decoder", hint="use threads or dali")
+    ignore_notice_of_decoder()
     file = io.BytesIO()
     Image.new("RGB", (64, 64), "grey").save(file, "JPEG")
     try:
@@ -97,3 +98,12 @@ def check_nvjpeg(device: torch.device) -> None:
     except RuntimeError as error:
         what = f"nvJPEG does not work here ({name_error(error, 200)})"
         raise UserError(what, where="data.decoder", hint="use threads or dali") from error
+
+
+def has_nvjpeg(device: torch.device) -> bool:
+    """Return whether nvJPEG works on this device."""
+    try:
+        check_nvjpeg(device)
+    except UserError:
+        return False
+    return True

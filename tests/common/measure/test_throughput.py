@@ -8,15 +8,16 @@ import torch
 
 from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
-from common.measure import bench as bench_module
 from common.measure import steptime
 from common.measure.points import Point
 from common.measure.throughput import stepper, turn_length
 from common.study.predict.sources import batch_of
 from common.training.load import load_config
 from common.training.method import Batch
+from common.training.probes import Part
 from common.training.registry import build_methods
 from common.training.step import Training
+from language_bert.probes import Probes
 
 BATCH = Batch(inputs={}, targets={}, num_samples=1)
 
@@ -89,16 +90,18 @@ def test_a_configuration_that_is_out_of_memory_is_a_row_and_the_others_go_on(tmp
 
 
 def test_what_was_measured_is_kept_when_a_bench_is_interrupted(tmp_path, monkeypatch):
-    def interrupt(*args, **named):
+    def interrupt(probes):
+        yield Part(name="quick", call=lambda: None, num_samples=1)
         raise KeyboardInterrupt
 
     fail_eager(monkeypatch)
-    monkeypatch.setattr(bench_module, "measure_parts", interrupt)
+    monkeypatch.setattr(Probes, "bench_parts", interrupt)
     with pytest.raises(KeyboardInterrupt):
         bench(tmp_path, "--micro-batch-size", "2")
     (path,) = tmp_path.rglob("*.json")
     figures = json.loads(path.read_text())
     assert len(figures["failed"]) == len(figures["rates"]) == 1 and figures["peaks"]
+    assert list(figures["parts"]) == ["quick"]
 
 
 def test_an_unknown_shape_is_named_and_nothing_is_written(tmp_path):
