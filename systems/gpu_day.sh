@@ -4,10 +4,15 @@
 #   systems/gpu_day.sh check bert      some of them, each within 9 minutes
 # $PYTHON, else python3, has torch, torchvision, triton and transformers; the rest comes from wheels/ (wheels.sh).
 # One JSON a row goes to $OUT/<hardware>, else results/throughput/gpu_day/<hardware>; the page is report/gpu_day.html.
+# Both are written after each row, and the stages that are worth most come first.
 # Exit code 1: a row was not ok. Without a GPU all rows run at size mini, as a rehearsal.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-PYTHON="$("${PYTHON:-python3}" -c 'import sys; print(sys.executable)')"
+python="${PYTHON:-python3}"
+if ! PYTHON="$("$python" -c 'import sys; sys.version_info >= (3, 11) or sys.exit(1); print(sys.executable)' 2>/dev/null)"; then
+  echo "error: $python is not Python 3.11 or newer; PYTHON=.venv/bin/python names another one" >&2
+  exit 2
+fi
 export PYTHON
 site="$(mktemp -d)"
 trap 'rm -rf "$site"' EXIT

@@ -1,7 +1,7 @@
 """The first hours on a GPU, stage by stage: each row a command in its own process and a JSON file of its own.
 
 Started by systems/gpu_day.sh. A row that fails, or does not end in its time, says so in its file; the others
-go on, and the exit code is 1. All rows in the folder become one HTML page.
+go on, and the exit code is 1. After each row, all rows in the folder become one HTML page.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Row:
 
 
 def main() -> int:
-    """Run the stages that are named, or all, then write table and page of all rows in the folder."""
+    """Run the stages that are named, or all, and write the page of all rows in the folder."""
     parser = argparse.ArgumentParser(prog="systems/gpu_day.sh", description=__doc__)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {ROWS.name}; default: all")
     text = "folder of the rows' JSON files; default: $OUT, else results/throughput/gpu_day"
@@ -68,6 +68,8 @@ def main() -> int:
             if stage not in stages:
                 raise UserError(f"no stage '{stage}'", hint=nearest(stage, stages))
         chosen = {name: stages[name] for name in args.stages or stages}
+        if not any(chosen.values()):
+            raise UserError(f"{' '.join(chosen)}: no row is for this machine", where=ROWS.name)
         return run_stages(chosen, args.output.resolve(), args.page.absolute(), list(stages))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -108,7 +110,8 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
             atomic.write_text(output / f"{stage}-{number:02}.json", json.dumps(record, indent=1) + "\n")
             print(describe_row(record), flush=True)
             is_ok = is_ok and record["outcome"] == "ok"
-    print(f"-> {write_page(read_rows(output, order), page)}")
+            write_page(read_rows(output, order), page)  # the machine may be taken back before the last row
+    print(f"-> {repository.relative_path(page)}")
     return EXIT_OK if is_ok else EXIT_FINDINGS
 
 
@@ -124,10 +127,11 @@ def run_row(row: Row, limit_s: float) -> dict[str, Any]:
         started = time.monotonic()
         outcome, text = run_command(row, scratch, limit_s)
         seconds = round(time.monotonic() - started, 1)
-        written = [json.loads(path.read_text()) for path in scratch.rglob("throughput/*/*.json")]
+        paths = scratch.rglob("throughput/*/*.json")  # the first lines may not be there yet
+        written = [parse_figures(path.read_text().splitlines()) for path in paths]
     text = text.replace(os.path.relpath(scratch, ROOT), "...")
     lines = [hide_folders(line) for line in text.splitlines() if line.strip()]
-    figures = parse_figures(lines) or next(iter(written), None)
+    figures = parse_figures(lines) or next(filter(None, written), None)
     last_lines = [] if figures and outcome == "ok" else [line[:400] for line in lines[-LAST_LINES:]]
     return {"outcome": outcome, "seconds": seconds, "figures": figures, "output": last_lines}
 
@@ -206,12 +210,10 @@ def list_levels(figures: dict[str, Any], title: str = "") -> list[str]:
     return lines
 
 
-def write_page(rows: Sequence[dict[str, Any]], path: Path) -> str:
-    """Write the page; returns its path, relative to the repository where it lies inside."""
+def write_page(rows: Sequence[dict[str, Any]], path: Path) -> None:
     template = Path(__file__).parent / "templates" / "gpu_day.html"
     described = [(row, describe_row(row).splitlines()[1:]) for row in rows]
     atomic.write_text(path.resolve(), fill_template(template, rows=described))
-    return repository.relative_path(path)
 
 
 if __name__ == "__main__":

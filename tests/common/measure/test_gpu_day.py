@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import tomllib
 
 import pytest
+import torch
 
 from common import cli
 from common.measure import captured, gpu_day
@@ -80,6 +82,7 @@ def test_what_a_bench_had_measured_before_its_time_was_over_is_kept(monkeypatch,
         path = scratch / "throughput/gpu/x_0.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"rates": [RATE]}))
+        path.with_name("a_0.json").write_text("")  # of a bench that was ended as it began the file
         return "out of time after 3 s", f"a line -> {os.path.relpath(scratch, ROOT)}/result_0.txt"
 
     monkeypatch.setattr(gpu_day, "run_command", run_command)
@@ -107,9 +110,33 @@ def test_a_measured_rate_stands_beside_the_predicted_one():
     assert "600.0 samples/s" in line and "predicted" not in line
 
 
-def test_an_unknown_stage_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_day", "--output", "nowhere", "chek"])
-    assert gpu_day.main() == 2 and "'chek'; did you mean check?" in capsys.readouterr().err
+def test_a_day_that_ends_early_has_its_page(monkeypatch, tmp_path):
+    run_row = gpu_day.run_row
+
+    def run_one(row, limit_s):
+        if row.command == "the second":
+            raise KeyboardInterrupt
+        return run_row(row, limit_s)
+
+    monkeypatch.setattr(gpu_day, "run_row", run_one)
+    with pytest.raises(KeyboardInterrupt):
+        run_day(tmp_path, "ttt list methods unpad", "the second")
+    assert "ttt list methods unpad" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"), [("chek", "'chek'; did you mean check?"), ("ranks", "no row is for this")]
+)
+def test_a_stage_that_cannot_run_is_named(stage, text, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_day", "--output", "nowhere", stage])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_day.main() == 2 and text in capsys.readouterr().err
+
+
+def test_a_python_that_is_none_is_named_in_one_line():
+    environment = os.environ | {"PYTHON": "nope"}
+    done = subprocess.run([ROOT / "systems/gpu_day.sh"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("error: nope")
 
 
 def test_no_option_is_required_and_each_has_its_text(monkeypatch, capsys):
