@@ -32,7 +32,7 @@ from common.config.schema import Strict
 from common.training.method import Loss, Method
 from language_bert.data.batches import IGNORED
 from language_bert.kernels.cross_entropy import cross_entropy_gradient_
-from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed
+from language_bert.methods.unpad import UnpaddedBert, check_packed
 from language_bert.model import PackedBert, Predictions, next_sentence_loss
 
 ROUND_VOCAB_TO = 64  # 128 bytes in 16 bits
@@ -113,7 +113,7 @@ class ChunkedHead(Method):
         chunk_tokens: int = Field(default=4096, gt=0, description="so many masked tokens at a time")
 
     def model(self, model: nn.Module) -> nn.Module:
-        self.encoder = require_packed(model, self, has_sparse_head=True)
+        self.encoder = check_packed(model, self, has_sparse_head=True)
         self.encoder.transform_only = True
         return model
 

@@ -23,7 +23,7 @@ from torch import nn
 from common.config.schema import Strict
 from common.methods.compile import compile_options
 from common.training.method import Method
-from language_bert.methods.unpad import check_packed, require_packed
+from language_bert.methods.unpad import check_packed
 from language_bert.model import PackedBert, apply_module, embed, encoder_layer
 
 PIECES = {"embed": embed, "layer": encoder_layer, "head": apply_module}
@@ -72,5 +72,5 @@ class CompileLayers(Method):
         evaluation: bool = Field(default=True, description="false evaluates eagerly")
 
     def model(self, model: nn.Module) -> nn.Module:
-        compile_layers(require_packed(model, self), **self.settings.model_dump())
+        compile_layers(check_packed(model, self), **self.settings.model_dump())
         return model

@@ -48,7 +48,7 @@ from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
 from language_bert.kernels.quantize import GRADIENTS, Quantized, quantize
-from language_bert.methods.unpad import check_packed, require_packed, resolve_rounding
+from language_bert.methods.unpad import check_packed, resolve_rounding
 from language_bert.model import PackedBert, autocast_dtype, feed_forward
 
 VALUES = torch.float8_e4m3fn
@@ -324,7 +324,7 @@ class Fp8(Method):
     def model(self, model: nn.Module) -> nn.Module:
         self.check_hardware()
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default; unset, Triton 3.9 warns
-        return use_fp8(require_packed(model, self))
+        return use_fp8(check_packed(model, self))
 
     def gradients(self, model: nn.Module, progress: Progress, closure: Callable[[], Tensor]) -> None:
         if progress.step == 0 and not self.has_started:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from common.training.method import Method
-from language_bert.methods.unpad import check_packed, require_packed
+from language_bert.methods.unpad import check_packed
 from language_bert.model import PackedBert
 
 
@@ -39,5 +39,5 @@ class FusedQkv(Method):
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
-        fuse_qkv(require_packed(model, self))
+        fuse_qkv(check_packed(model, self))
         return model

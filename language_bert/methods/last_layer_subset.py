@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from common.training.method import Batch, Method, Progress
-from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed, resolve_rounding
+from language_bert.methods.unpad import UnpaddedBert, check_packed, resolve_rounding
 from language_bert.model import PackedBert
 
 
@@ -52,7 +52,7 @@ class LastLayerSubset(Method):
     is_exact = True
 
     def model(self, model: nn.Module) -> nn.Module:
-        self.encoder = require_packed(model, self, has_sparse_head=True)
+        self.encoder = check_packed(model, self, has_sparse_head=True)
         return model
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:

@@ -21,7 +21,7 @@ from torch import nn
 from common.config.schema import CountOrAuto, Strict
 from common.training.method import Batch, Method, Progress
 from language_bert.data.batches import IGNORED
-from language_bert.methods.unpad import UnpaddedBert, check_packed, require_packed, resolve_rounding
+from language_bert.methods.unpad import UnpaddedBert, check_packed, resolve_rounding
 
 
 def keep_masked(batch: Batch, *, round_to: int = 1) -> Batch:
@@ -53,7 +53,7 @@ class SparseHead(Method):
         )
 
     def model(self, model: nn.Module) -> nn.Module:
-        encoder = require_packed(model, self)
+        encoder = check_packed(model, self)
         encoder.masked_tokens_only, encoder.masked_round_to = True, self.settings.round_to
         return model
 

@@ -13,7 +13,7 @@ Unlike Composer. Composer 0.7 has no such method.
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,8 @@ from language_bert.attention import (
 )
 from language_bert.data.batches import IGNORED
 from language_bert.model import PackedBert, masked_lm_loss
+
+PLAIN_CALLS = {"unpad": "model = unpad(model)", "sparse_head": "read_masked_tokens(model)"}  # of methods
 
 ROUND_TO, ROUNDED_SAMPLES = 512, 56  # `auto` rounds tokens up to this multiple, for so many sequences
 
@@ -144,24 +146,20 @@ def unpad(model: Any, round_to: int = 1) -> UnpaddedBert:
     return UnpaddedBert(model, round_to)
 
 
-def check_packed(model: nn.Module, function: str, *, has_sparse_head: bool = False) -> None:
-    """Raise UserError unless the model comes from `unpad` (and has been through `read_masked_tokens`)."""
-    if not isinstance(model, PackedBert):
-        hint = f"model = unpad(model) comes before {function}(model)"
-        raise UserError(f"{type(model).__name__} is not packed", where=function, hint=hint)
-    if has_sparse_head and not model.masked_tokens_only:
-        hint = f"read_masked_tokens(model) comes before {function}(model)"
-        raise UserError("the head computes all tokens", where=function, hint=hint)
+def check_packed(model: nn.Module, caller: Method | str, *, has_sparse_head: bool = False) -> PackedBert:
+    """Return the model as PackedBert; `caller` is a method, or the name of a function of a plain loop.
 
-
-def require_packed(model: nn.Module, method: Method, *, has_sparse_head: bool = False) -> PackedBert:
-    """Return the model as PackedBert; `method` refuses unless `unpad` (and `sparse_head`) are before it."""
-    needed = [*["sparse_head"] * has_sparse_head, method.name]
-    if not isinstance(model, PackedBert):
-        method.refuse("needs unpad before it", hint=f"write NAME+unpad+{'+'.join(needed)}")
-    if has_sparse_head and not model.masked_tokens_only:
-        method.refuse("needs sparse_head before it", hint=f"write NAME+{'+'.join(needed)}")
-    return model
+    Raises UserError unless `unpad` (and, with `has_sparse_head`, `sparse_head`) comes before the caller.
+    """
+    missing = [] if isinstance(model, PackedBert) else ["unpad"]
+    if has_sparse_head and not getattr(model, "masked_tokens_only", False):
+        missing.append("sparse_head")
+    if missing:
+        what = f"needs {missing[0]} before it"
+        if isinstance(caller, Method):
+            caller.refuse(what, hint=f"write NAME+{'+'.join([*missing, caller.name])}")
+        raise UserError(what, where=caller, hint=f"{PLAIN_CALLS[missing[0]]} comes before {caller}(model)")
+    return cast(PackedBert, model)
 
 
 class Unpad(Method):

@@ -89,7 +89,7 @@ def test_dropout_is_refused():
 
 @pytest.mark.parametrize("step", [*STEPS, use_fp8], ids=lambda step: step.__name__)
 def test_a_step_on_a_model_that_is_not_packed_is_refused(step):
-    with pytest.raises(UserError, match="BertForMaskedLM is not packed; model = unpad"):
+    with pytest.raises(UserError, match=r"needs unpad before it; model = unpad\(model\) comes"):
         step(make_model(False))
 
 
