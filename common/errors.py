@@ -1,7 +1,7 @@
 """Mistakes that a user can mend, and the exit codes."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 EXIT_OK = 0
@@ -44,6 +44,12 @@ def first_fault(error: Any) -> str:
         return str(error)
     fault = error.errors(include_input=False, include_url=False)[0]
     return ": ".join(filter(None, [".".join(map(str, fault["loc"])), fault["msg"]]))
+
+
+def list_some(names: Sequence[object], most: int = 1) -> str:
+    """List at most so many names, and the number of the others: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from common.errors import UserError, nearest
+from common.errors import UserError, list_some, nearest
 
 ROOT = Path(__file__).resolve().parents[1]  # of the code
 BUILT = Path("common", "built")  # in a wheel alone, below ROOT: what setup.py keeps of the clone
@@ -140,8 +140,7 @@ def commit() -> str:
 
 def head_lines() -> list[str]:
     state = code_state()
-    more = f" and {len(state.untracked) - NAMED} more" if len(state.untracked) > NAMED else ""
-    named = [f"untracked: {', '.join(state.untracked[:NAMED])}{more}"] if state.untracked else []
+    named = [f"untracked: {list_some(state.untracked, NAMED)}"] if state.untracked else []
     return [f"commit: {state.commit}", *named, f"code: {state.digest}"]
 
 

@@ -4,6 +4,7 @@
 silently.
 """
 
+import json
 import re
 import stat
 from collections.abc import Iterable
@@ -93,6 +94,11 @@ def parse_head(lines: Iterable[str]) -> dict[str, Any] | None:
 def scalar(text: str) -> Any:
     """Convert a plain scalar by the rules of YAML 1.2."""
     return next((convert(text) for pattern, convert in SCALARS if pattern.fullmatch(text)), text)
+
+
+def spell(value: object) -> str:
+    """Write a plain value as a person types it after --set."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _value(node: yaml.Node, path: tuple[str, ...], source: str, origins: dict[tuple[str, ...], str]) -> Any:

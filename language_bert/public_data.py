@@ -20,7 +20,7 @@ from common.data import fetch
 from common.data.fetch import Listed, RemoteFile
 from common.data.preparation import Progress, check_free_space
 from common.data.tables import data_files
-from common.errors import UserError
+from common.errors import UserError, list_some
 from common.files import explain_os_error
 from language_bert.data import sources
 from language_bert.data.sources import (
@@ -156,8 +156,7 @@ def unpack(directory: Path) -> None:
         except (tarfile.TarError, zlib.error, EOFError) as error:
             raise UserError(f"cannot be unpacked ({error})", where=str(archive)) from error
     if missing := missing_files(directory, names):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(f"lacks {missing[0]}{more}", where=str(archive))
+        raise UserError(f"lacks {list_some(missing)}", where=str(archive))
 
 
 def read_md5s(path: Path) -> dict[str, str]:

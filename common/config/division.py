@@ -5,12 +5,12 @@ folder, and to those below. Rules about absolute numbers (`full_only`) hold at s
 Source: MLCommons' training_rules.adoc, its sections on CLOSED and its table of hyperparameters.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NoReturn
 
+from common import yaml_file
 from common.errors import UserError
 
 DOCUMENT = "training_rules"
@@ -75,7 +75,7 @@ def read_key(config: Any, key: str) -> Any:
 def format_value(value: object) -> str:
     if isinstance(value, dict):  # the settings of a method
         return "on"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    return yaml_file.spell(value)
 
 
 def first_even_evaluation(config: Any) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.config.schema import Loaded, RunConfig
 from common.data import manifest, shards
-from common.errors import UserError
+from common.errors import UserError, list_some
 from common.files import locked
 from common.repository import benchmark_module, relative_path, relative_paths_in
 
@@ -244,12 +244,7 @@ def check_data(loaded: Loaded) -> None:
         config.data_directory, config, hint=config.prepared_hint, has_shards=config.size == "mini"
     )
     if problems:
-        raise UserError(name_first(problems), hint=config.prepared_hint)
-
-
-def name_first(problems: list[str]) -> str:
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return relative_paths_in(problems[0]) + more
+        raise UserError(relative_paths_in(list_some(problems)), hint=config.prepared_hint)
 
 
 def describe_data(config: RunConfig) -> str:
@@ -261,6 +256,7 @@ def describe_data(config: RunConfig) -> str:
         misfits, damage = compare_sizes(directory, config)
     except (UserError, OSError) as error:
         misfits, damage = [], [str(error)]
-    if damage:
-        return f"damaged ({name_first(damage)}); {config.prepared_hint}"
-    return f"do not fit ({name_first(misfits)}); {config.prepared_hint}" if misfits else "prepared"
+    if not damage + misfits:
+        return "prepared"
+    problems = relative_paths_in(list_some(damage or misfits))
+    return f"{'damaged' if damage else 'do not fit'} ({problems}); {config.prepared_hint}"

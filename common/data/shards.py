@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from common.data.manifest import SHARD
-from common.errors import UserError
+from common.errors import UserError, list_some
 from common.files import write_text, write_whole
+from common.yaml_file import spell
 
 NUM_NAMED = 5  # changed records in a message
 SETTINGS = "settings.json"  # of a preparation, in its folder
@@ -53,8 +54,7 @@ def changed_records(shards: Any, number: int) -> str:
             shards[int(record)]
         except UserError:
             changed.append(place)
-    more = f" and {len(changed) - NUM_NAMED} more" if len(changed) > NUM_NAMED else ""
-    return f" in record {', '.join(map(str, changed[:NUM_NAMED]))}{more}" if changed else ""
+    return f" in record {list_some(changed, NUM_NAMED)}" if changed else ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # compared by identity: it may hold long lists
@@ -111,8 +111,8 @@ def refuse_other_settings(work: Path, settings: dict[str, Any]) -> None:
     for key, value in settings.items():
         if num_finished and (other := begun_with.get(key, value)) != value:
             what = f"{num_finished} shards are finished with {key} {other}, the configuration says {value}"
-            chosen = f"--set {key}={'null' if other is None else other}"
-            raise UserError(what, where=str(work), hint=f"go on with {chosen}, or remove this folder")
+            hint = f"go on with --set {key}={spell(other)}, or remove this folder"
+            raise UserError(what, where=str(work), hint=hint)
 
 
 def clear_unfinished(work: Path, planned: Sequence[Planned], settings: dict[str, Any]) -> list[Planned]:

@@ -21,7 +21,7 @@ from common.config.merge import merge_files
 from common.config.schema import data_command
 from common.data import manifest, preparation, shards
 from common.data.fetch import PART
-from common.errors import UserError
+from common.errors import UserError, list_some
 from common.evidence.recipes import flat
 from common.files import write_text
 from common.repository import (
@@ -34,6 +34,7 @@ from common.repository import (
     relative_path,
     relative_paths_in,
 )
+from common.yaml_file import spell
 
 MISSING, DAMAGED, PREPARED, VERIFIED = "missing", "damaged", "prepared", "verified"
 BEGUN = "begun"  # by a preparation that was stopped, or goes on
@@ -95,9 +96,8 @@ class SourceState:
         text = f"{self.benchmark} source: {self.directory} "
         if not self.missing:
             return text + "has every file"
-        more = f" and {len(self.missing) - 1} more" if len(self.missing) > 1 else ""
         begun = f"; begun: {', '.join(self.unfinished)}" if self.unfinished else ""
-        return f"{text}lacks {self.missing[0]}{more}{begun}"
+        return f"{text}lacks {list_some(self.missing)}{begun}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,8 +224,7 @@ def next_command(state: DataState, keys: Mapping[str, Any], source: SourceState)
 
 
 def name_settings(settings: Mapping[str, Any]) -> str:
-    words = {key: "null" if value is None else value for key, value in settings.items()}
-    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in words.items())
+    return "".join(f" --set {shlex.quote(f'{key}={spell(value)}')}" for key, value in settings.items())
 
 
 def public_data(benchmark: str) -> ModuleType:

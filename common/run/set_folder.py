@@ -9,7 +9,6 @@ else every corrected sentence would begin a set anew.
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -184,8 +183,7 @@ def name_part(key: str, now: Recipe) -> tuple[str, bool]:
     path = key.split(".")
     if path[0] == "methods" and not any(other_key.startswith(f"methods.{path[1]}") for other_key in now):
         return f"methods.{path[1]}=false", True
-    value = now.get(key, "missing")
-    text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)  # as in --set
+    text = yaml_file.spell(now.get(key, "missing"))
     is_plain = TEXT.fullmatch(text) is not None
     return f"{key.removeprefix('version ')}={text}" if is_plain else key, is_plain
 

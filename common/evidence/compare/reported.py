@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import UserError, nearest
+from common.errors import UserError, list_some, nearest
 from common.evidence.compare.factors import TimeSplit
 from common.evidence.compare.masked_accuracy import OFFICIAL
 from common.evidence.records import printable
@@ -106,10 +106,8 @@ class Reported:
             hint = nearest(name, (entry.name for entry in entries))
             where = f"{self.folder}/reported.yaml lists them"
             raise UserError(f"no {what}", hint=where if hint.startswith("known") else hint)
-        titles = [entry.label for entry in matches]
-        rest = f" and {len(titles) - MAX_TITLES} more" if len(titles) > MAX_TITLES else ""
-        hint = f"name one of: {', '.join(titles[:MAX_TITLES])}{rest}"
-        raise UserError(f"more than one {what}", hint=hint)
+        titles = list_some([entry.label for entry in matches], MAX_TITLES)
+        raise UserError(f"more than one {what}", hint=f"name one of: {titles}")
 
 
 def select_named(entries: Sequence[Published], name: str) -> list[Published]:

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from common.errors import list_some
 from common.evidence.intervals import ALPHA, CONFIDENCE
 from common.evidence.plots import INK, PALETTE, STYLE, as_svg, ascii_name, stand_alone
 from common.evidence.records import counted
@@ -85,9 +86,8 @@ def describe_sides(comparison: Comparison) -> Iterator[str]:
         yield f"{letter}: {name}"
     if comparison.size == "full" and THROUGHPUT in (result.measure for result in comparison.results):
         yield f"steps of one of {NUM_DEVICES} devices with its share of the batch; nothing is exchanged"
-    listed, rest = comparison.differences[:MAX_LISTED], comparison.differences[MAX_LISTED:]
-    more = f" and {len(rest)} more" if rest else ""
-    yield f"they differ in {', '.join(listed)}{more}" if listed else "they are the same configuration"
+    differences = list_some(comparison.differences, MAX_LISTED)
+    yield f"they differ in {differences}" if differences else "they are the same configuration"
 
 
 def describe(comparison: Comparison) -> Iterator[str]:
