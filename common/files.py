@@ -72,9 +72,18 @@ def save_text(path: Path, text: str) -> None:
             write_text(path, text)
 
 
+def to_json(values: object) -> str:
+    return json.dumps(values, indent=1) + "\n"
+
+
+def save_json(path: Path, values: object) -> None:
+    """Write a file of JSON as `save_text` does."""
+    save_text(path, to_json(values))
+
+
 def save_with_picture(path: Path, figures: Any, picture: str) -> Iterator[Path]:
     """Write a dataclass as `path`.json and its picture as `path`.svg, each whole; yields their paths."""
-    text = json.dumps(dataclasses.asdict(figures), indent=1) + "\n"
+    text = to_json(dataclasses.asdict(figures))
     for suffix, content in ((".json", text), (".svg", picture)):
         file = path.with_name(path.name + suffix)
         save_text(file, content)

@@ -18,10 +18,10 @@ from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 
-from common import files
 from common.arguments import add_shared, benchmark_names, whole_number
 from common.errors import EXIT_OK, UserError
 from common.evidence.page import fill_template
+from common.files import save_text
 from common.repository import SIZES
 from common.training import card as method_cards
 from common.training.card import Card, Setting, cards, check_card, find_card, plain_loop, used_by
@@ -65,9 +65,8 @@ def main(args: argparse.Namespace) -> int:
 def write(path: Path) -> None:
     if path.suffix != ".md":
         raise UserError("expected a file NAME.md", where=f"--out {path}")
-    with files.explain_os_error("cannot be written", path), files.write_whole(path) as draft:
-        num_methods = len([*map(check_card, cards())])
-        draft.write_text(page())
+    num_methods = len([*map(check_card, cards())])
+    save_text(path, page())
     print(f"{path}: {num_methods} methods")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.errors import UserError, first_fault
-from common.files import explain_os_error, hash_file, write_text
+from common.files import explain_os_error, hash_file, to_json, write_text
 
 MANIFEST = "manifest.json"
 SHARD = ".shard"  # the end of the names of the large files
@@ -64,7 +64,7 @@ def write_manifest(directory: Path, facts: dict[str, Any], source: dict[str, str
     manifest = {"fingerprint": fingerprint(files, facts), "facts": facts, "files": files}
     if source:
         manifest = {"source": source, **manifest}
-    write_text(directory / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_text(directory / MANIFEST, to_json(manifest))
     return str(manifest["fingerprint"])
 
 

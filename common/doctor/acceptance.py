@@ -33,7 +33,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.records import counted
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
 from common.evidence.submission.snapshot import Item
-from common.files import create_next, explain_os_error, make_folder, undo_on_failure, write_whole
+from common.files import create_next, explain_os_error, make_folder, to_json, undo_on_failure, write_whole
 from common.machine import hardware, record, system
 from common.machine.line import Line
 from common.measure.device_run import load_for_ranks
@@ -199,18 +199,14 @@ class Acceptance:
         """Return the files of the archive by their names: verdicts, system description, versions, logs."""
         versions = system.versions() | hardware.driver() | {"commit": repository.commit()}
         texts = {
-            "verdicts.json": as_text(self.as_json()),
+            "verdicts.json": to_json(self.as_json()),
             "system.json": system.as_json(system.collect_description(system.hardware_name())),
-            "versions.json": as_text(versions),
+            "versions.json": to_json(versions),
         }
         for name, lines in self.logs.items():
             texts[f"logs/{name.replace(' ', '-')}.txt"] = "".join(f"{line}\n" for line in lines)
         hidden = {name: repository.hide_folders(text) for name, text in texts.items()}
         return {name: Item(path=name, content=text.encode()) for name, text in hidden.items()}
-
-
-def as_text(content: object) -> str:
-    return json.dumps(content, indent=1) + "\n"
 
 
 def read_checks(path: Path) -> list[Line]:

@@ -19,7 +19,7 @@ from common.config.schema import RunConfig
 from common.data import preparation
 from common.data.manifest import MANIFEST, read_manifest
 from common.doctor import devices, first_steps
-from common.errors import UserError
+from common.errors import UserError, list_some
 from common.evidence.compare.reported import find_published
 from common.evidence.disturbance import SPARE
 from common.evidence.log import Log, read_log
@@ -31,10 +31,11 @@ from common.machine.load import Load, Meter, read_alone
 from common.machine.preflight import cheap_checks, num_shards
 from common.machine.record import judge_speed
 from common.measure.device_run import NUM_DEVICES
+from common.measure.figures import read_figures
 from common.repository import build_probes, mlperf_name, relative_paths_in
 from common.run import launch
 from common.study.predict.minutes import ASSUMED_NOISE, Rates, Samples, estimate_run
-from common.study.predict.sources import find_newest, read_json
+from common.study.predict.sources import find_newest
 from common.training.load import load_config
 
 PROCESSES_ON_CPU = 2  # the fewest that can exchange messages
@@ -127,8 +128,7 @@ def check_data(config: RunConfig, results: Path) -> tuple[Line, dict[str, Any] |
     except UserError as error:
         problems = [str(error)]
     if problems:
-        more = f" and {len(problems) - 1} more" * (len(problems) > 1)
-        text = f"{relative_paths_in(problems[0])}{more}"
+        text = relative_paths_in(list_some(problems))
         return fault(check, text, config.prepared_hint, problems=len(problems)), None
     data = manifest["fingerprint"]
     earlier = {log.value("dataset_fingerprint") for log in logs(config, results, "*")} - {None}
@@ -207,7 +207,7 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
     """Predict from the figures of `ttt bench` on this hardware, and the samples of published runs."""
     folder = results / "throughput" / system.hardware_name()
     for path in find_newest(folder, config.benchmark):
-        figures = read_json(path)
+        figures = read_figures(path)
         projected = figures.get("projected", {}).get(config.configuration)
         if figures.get("size") == "full" and projected:
             minutes = projected["minutes"] * NUM_DEVICES / num_devices

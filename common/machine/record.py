@@ -45,7 +45,7 @@ def keep_speed(what: str, rate: float) -> str:
     if rate <= record.get(name_entry(what), 0.0):
         return ""
     try:
-        files.write_text(path, json.dumps(record | {name_entry(what): rate}, indent=1) + "\n")
+        files.write_text(path, files.to_json(record | {name_entry(what): rate}))
     except OSError as error:
         return f"cannot be kept ({error.strerror})"
     return ""

@@ -14,11 +14,12 @@ from rich.console import Console
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.text import size_title
+from common.files import save_json
 from common.machine import system
-from common.measure import figures as files
 from common.measure import throughput
 from common.measure.clock import interleave, measure_peaks, time_call, warm_up
 from common.measure.device_run import NUM_DEVICES, open_run, warn_without_gpu
+from common.measure.figures import new_file
 from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
@@ -50,7 +51,7 @@ def bench(
 
     @cache
     def path() -> Path:  # there is no file before there is a figure
-        return files.new_file(results / "throughput" / system.hardware_name(), config.benchmark)
+        return new_file(results / "throughput" / system.hardware_name(), config.benchmark)
 
     def report(row: Rate | Failure) -> None:
         if isinstance(row, Failure):
@@ -59,12 +60,12 @@ def bench(
         else:
             figures["rates"].append(asdict(row))
             console.print(format_rate(row, samples_name))
-        files.write(path(), figures)
+        save_json(path(), figures)
 
     def report_part(part: Part, per_s: float) -> None:
         console.print(f"  {part.name:46} {per_s:10.1f} {samples_name}/s")
         figures["parts"][part.name] = per_s
-        files.write(path(), figures)
+        save_json(path(), figures)
 
     peaks = measure_peaks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # all memory is free
     with ExitStack() as stack:
@@ -90,7 +91,7 @@ def bench(
             measure_parts(next(iter(runs)), first, seconds, console, report_part, report)
         if not shapes:
             project_runs(list(runs), figures, project, console)
-    files.write(path(), figures)
+    save_json(path(), figures)
     console.print(f"-> {path()}")
     return figures
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from common import files as atomic
 from common import repository, yaml_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
 from common.evidence.page import fill_template
+from common.files import save_json, save_text
 from common.machine import system
 from common.measure.bench import format_rate
 from common.measure.throughput import Rate
@@ -107,7 +107,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
         for number, row in enumerate(rows):
             record = facts | {"stage": stage, "command": row.command}
             record |= run_row(row, min(row.limit_s, ends - time.monotonic()))
-            atomic.write_text(output / f"{stage}-{number:02}.json", json.dumps(record, indent=1) + "\n")
+            save_json(output / f"{stage}-{number:02}.json", record)
             print(describe_row(record), flush=True)
             is_ok = is_ok and record["outcome"] == "ok"
             write_page(read_rows(output, order), page)  # the machine may be taken back before the last row
@@ -213,7 +213,7 @@ def list_levels(figures: dict[str, Any], title: str = "") -> list[str]:
 def write_page(rows: Sequence[dict[str, Any]], path: Path) -> None:
     template = Path(__file__).parent / "templates" / "gpu_day.html"
     described = [(row, describe_row(row).splitlines()[1:]) for row in rows]
-    atomic.write_text(path.resolve(), fill_template(template, rows=described))
+    save_text(path.resolve(), fill_template(template, rows=described))
 
 
 if __name__ == "__main__":

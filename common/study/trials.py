@@ -25,7 +25,7 @@ from common.evidence import intervals
 from common.evidence.compare.factors import time_split
 from common.evidence.log import Log
 from common.evidence.text import DASH, make_table, open_console, spread
-from common.files import save_text
+from common.files import save_json, save_text
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
 from common.training.load import load_config, load_open
 
@@ -175,7 +175,7 @@ def save(study: Study, trials: Mapping[str, Sequence[Trial]]) -> Iterator[Path]:
     document = {"num_seeds": study.num_seeds, "factors": FACTORS}
     document |= {name: [asdict(trial) for trial in some] for name, some in trials.items()}
     path = study.report.with_name(f"{study.report.name}.json")
-    save_text(path, json.dumps(document, indent=1) + "\n")
+    save_json(path, document)
     yield path
     for name, some in trials.items():
         if some:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config.schema import RunConfig
+from common.files import save_json
 from common.machine import system
-from common.measure.figures import write
 from common.measure.without_gpu import gpu_model
 from common.measure.without_gpu.compile_for import (
     Compiled,
@@ -104,7 +104,7 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
     version = ".".join(metadata.version("torch").split(".")[:2])
     file = f"{figures['benchmark']}-{safe}-torch{version}.json"
     path = Path(directory, "compiled", figures["architecture"], file)
-    write(path, figures)
+    save_json(path, figures)
     return path
 
 

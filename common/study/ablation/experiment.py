@@ -6,7 +6,6 @@ Both are kept and never made twice.
 import argparse
 import contextlib
 import gc
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -22,8 +21,9 @@ from common.config.schema import RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
-from common.files import save_text
+from common.files import save_json
 from common.measure.device_run import expect_step_s, load_for_ranks, open_run
+from common.measure.figures import read_figures
 from common.repository import relative_path
 from common.run import launch
 from common.study import cells
@@ -72,7 +72,7 @@ class Experiment:
         """Return the figures of steps from their file; None unless it is of the same states and versions."""
         if self.args.remeasure or not self.steps_path.is_file():
             return None
-        figures = json.loads(self.steps_path.read_text())
+        figures = read_figures(self.steps_path)
         if any(figures.get(key) != value for key, value in self.describe_steps().items()):
             return None
         path = relative_path(self.steps_path)
@@ -85,9 +85,9 @@ class Experiment:
         where = str(relative_path(self.steps_path))
         if not self.steps_path.is_file():
             raise UserError("no step times are kept", where=where, hint="leave out --answers")
-        figures = json.loads(self.steps_path.read_text())
+        figures = read_figures(self.steps_path)
         names = {self.switches.cell_name(state) for state in self.ablation.states}
-        if lacking := sorted(names - figures["turns"].keys()):
+        if lacking := sorted(names - figures.get("turns", {}).keys()):
             raise UserError(f"no step times of {', '.join(lacking)}", where=where, hint="leave out --answers")
         return figures
 
@@ -124,7 +124,7 @@ class Experiment:
                 self.console.print(f"  {name:46} {1e3 * statistics.median(of_state):9.3f} ms a sample")
         gc.collect()
         figures |= {"base_s": statistics.median(base_s), "turns": turns, "shares": shares}
-        save_text(self.steps_path, json.dumps(figures, indent=1) + "\n")
+        save_json(self.steps_path, figures)
         return figures
 
     def measure_shares(self) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """`ttt compare`: make pairs of two configurations, decide after each, report even after an interruption."""
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from common.evidence.log import Log
 from common.evidence.recipes import all_differences
 from common.machine import system
 from common.measure import device_run
+from common.measure.figures import read_figures
 from common.repository import benchmark_module, relative_path, shorten_name
 from common.run import run_sets
 from common.run.set_folder import of_values
@@ -216,9 +216,9 @@ class Command:
         path = self.json_path
         if not path.is_file():
             return [], set()
-        there = json.loads(path.read_text())
+        there = read_figures(path)
         for key, value in dependences.items():
-            if there["dependences"].get(key) != value:
+            if there.get("dependences", {}).get(key) != value:
                 hint = "--study NAME begins another comparison"
                 raise UserError(f"its pairs are of other {key}", where=relative_path(path), hint=hint)
         return [(one, other) for one, other in there["results"][0]["pairs"]], set(there["commits"])

@@ -15,10 +15,11 @@ from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY, find_logs
 from common.evidence.text import size_title
 from common.machine import system
+from common.measure.figures import read_figures
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
 from common.study.predict.minutes import estimate_run, name_devices, training_seconds
-from common.study.predict.sources import FREE, agree, pick, read_json, stated_config
+from common.study.predict.sources import FREE, agree, pick, stated_config
 from common.study.prices import Price
 
 ESTIMATES = "estimates"
@@ -162,7 +163,7 @@ def reprice(kept: Sequence[Record], prices: Sequence[Price]) -> tuple[list[str],
 
 def read_records(results: Path) -> list[Record]:
     """Return the estimates that were kept, the first one first."""
-    records = [read_json(path) | {"path": path} for path in (results / ESTIMATES).glob("*/*.json")]
+    records = [read_figures(path) | {"path": path} for path in (results / ESTIMATES).glob("*/*.json")]
     if not records:
         raise UserError("no estimates here", where=str(results / ESTIMATES), hint="`ttt estimate` makes them")
     return sorted(records, key=lambda record: int(record["time_ms"]))

@@ -24,7 +24,7 @@ from common.evidence.paths import find_logs
 from common.evidence.recipes import flat
 from common.machine import system
 from common.measure.device_run import load_for_ranks
-from common.measure.figures import keep
+from common.measure.figures import keep, read_figures
 from common.repository import mlperf_name
 from common.study.predict.minutes import ASSUMED_NOISE, STARTUP_S, Rates, Samples
 from common.training.load import load_open
@@ -53,21 +53,6 @@ def find_newest(directory: Path, benchmark: str) -> list[Path]:
     return [path for _, path in sorted(whole, reverse=True)]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or the figures of a row of systems/gpu_day.sh. Raises UserError for others."""
-    try:
-        figures = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"no figures ({error.strerror})", where=str(path)) from error
-    except ValueError as error:
-        raise UserError(f"no figures (not JSON: {error})", where=str(path)) from error
-    if isinstance(figures, dict) and {"stage", "figures"} <= figures.keys():
-        figures = figures["figures"]
-    if not isinstance(figures, dict):
-        raise UserError("no figures", where=str(path))
-    return figures
-
-
 def read_bench(path: Path, probes: "Probes", name: str) -> tuple[dict[str, Any], Rates]:
     """Read a file of `ttt bench`, and the rates in it of a configuration's full name.
 
@@ -75,7 +60,7 @@ def read_bench(path: Path, probes: "Probes", name: str) -> tuple[dict[str, Any],
     """
     config, shapes = probes.config, probes.shape_shares()
     try:
-        figures = read_json(path)
+        figures = read_figures(path)
         of = figures["benchmark"], figures["size"]
         figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]
     except (LookupError, TypeError) as error:
@@ -159,7 +144,7 @@ def rates_of_bench(
 def newest_profile(results: Path, hardware: str, values: dict[str, Any]) -> Rates | None:
     """Take the rates of the newest profile of a configuration on a hardware; None without one."""
     paths = find_newest(results / "profile" / hardware, values["benchmark"])
-    every = (rates_of_profile(read_json(path), values, path.name) for path in paths)
+    every = (rates_of_profile(read_figures(path), values, path.name) for path in paths)
     return next(filter(None, every), None)
 
 
@@ -176,7 +161,7 @@ def newest_bench(
     """
     config, shapes = probes.config, probes.shape_shares()
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
-        figures = read_json(path)
+        figures = read_figures(path)
         is_asked = figures.get("size") == config.size and batch_size in (None, batch_of(figures, name))
         if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name, probes.rate)):
             return rates

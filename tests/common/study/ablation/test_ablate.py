@@ -281,5 +281,7 @@ def test_the_committed_ledger_is_what_finished_runs_and_kept_steps_answer(tmp_pa
     (ledger := tmp_path / "study/ablate-optimized/bert-mini.ledger.json").unlink()
     assert ttt_here(*words).returncode == 0
     assert ledger.read_text() == (committed / ledger.name).read_text()
-    ledger.with_name("bert-mini.steps.json").unlink()
+    (steps := ledger.with_name("bert-mini.steps.json")).write_text("{")
+    assert "no figures (not JSON" in one_line(ttt_here(*words))
+    steps.unlink()
     assert "no step times are kept" in one_line(ttt_here(*words))

@@ -107,6 +107,8 @@ def test_an_interrupted_comparison_reports_what_it_has_and_goes_on(steps, tmp_pa
     assert "other configurations" in message and "--study NAME" in message
     monkeypatch.setattr(repository, "code_state", lambda: repository.CodeState("", (), "abc", ""))
     assert "other code" in one_line(steps(1.02)[0])
+    (tmp_path / "study/compare-baseline-optimized/bert-mini.steps.json").write_text("{")
+    assert "bert-mini.steps.json: no figures (not JSON" in one_line(steps(1.02)[0])
 
 
 def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_path, monkeypatch):
