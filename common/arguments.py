@@ -15,6 +15,7 @@ from common import repository
 from common.errors import UserError, nearest
 
 MAX_RANKS = 1024
+MAX_BATCH = 10**9  # samples
 SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
@@ -54,12 +55,12 @@ def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> 
             "help": "change a key, such as data.directory",
         },
         "--batch-size": {
-            "type": int,
+            "type": whole_number(1, MAX_BATCH),
             "metavar": "N",
             "help": "samples in a step; default: the configuration's, at size full an eighth of it",
         },
         "--micro-batch-size": {
-            "type": int,
+            "type": whole_number(1, MAX_BATCH),
             "metavar": "N",
             "help": "samples at a time; default: the whole batch",
         },

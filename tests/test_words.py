@@ -45,7 +45,7 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["data", "verify", "bert", "--set", "data.directory=data/none"], "ttt data prepare"),
         (["bench", "resnet", "fast"], "known: baseline"),
         (["bench", "bert", "baseline+bogus=1", *MINI], "unknown key"),
-        (["bench", "bert", "--batch-size", "0", *MINI], "must be positive"),
+        (["bench", "bert", "--batch-size", "0", *MINI], "not a whole number from 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -33,8 +33,8 @@ examples:
 import argparse
 import json
 
-from common.arguments import add_shared, svg_file
-from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.arguments import add_shared, share, svg_file
+from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text += "compared with the reference points alone"
     parser.add_argument("--against", metavar="NAME", help=text)
     margin = "0.05: a ratio within 5 %% of 1 counts as equal"
-    parser.add_argument("--margin", type=float, default=MARGIN, metavar="SHARE", help=margin)
+    parser.add_argument("--margin", type=share, default=MARGIN, metavar="SHARE", help=margin)
     other = parser.add_mutually_exclusive_group()
     other.add_argument("--claims", action="store_true", help="recompute the published claims, read no logs")
     entries = "print the sets below the paths as entries of reported.yaml"
@@ -60,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not 0 < args.margin < 1:
-        raise UserError("the margin is a share between 0 and 1", where=f"--margin {args.margin:g}")
     if args.entries:
         print(*entry_lines(args.paths), sep="\n")
         return EXIT_OK

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from common.config import schema as configs
 from common.config.names import split_name
-from common.errors import UserError
 from common.machine.hardware import count_gpus
 from common.repository import benchmark_module
 from common.training.load import load_open
@@ -39,11 +38,7 @@ def load(
 ) -> configs.RunConfig:
     """Return the configuration of a full name, see common/config/names.py, with the batch of one device."""
     configuration, settings = split_name(benchmark, name, size=size)
-    parts = []
-    if micro_batch_size is not None:
-        if micro_batch_size < 1:
-            raise UserError("--micro-batch-size must be positive")
-        parts.append(f"micro_batch_size={micro_batch_size}")
+    parts = [] if micro_batch_size is None else [f"micro_batch_size={micro_batch_size}"]
     return load_for_ranks(
         benchmark, configuration, parts, size=size, settings=settings, batch_size=batch_size, num_ranks=1
     ).config
@@ -63,8 +58,6 @@ def load_for_ranks(
     if batch_size is None:
         whole = load_open(benchmark, configuration, size=size, settings=settings).config
         batch_size = max(1, whole.global_batch_size // (NUM_DEVICES if size == "full" else num_ranks))
-    if batch_size < 1:
-        raise UserError("--batch-size must be positive")
     sizes = [f"global_batch_size={batch_size * num_ranks}", "micro_batch_size=null"]
     others = [setting for setting in settings if not setting.startswith("global_batch")]
     return load_open(benchmark, configuration, size=size, settings=[*sizes, *others, *more])

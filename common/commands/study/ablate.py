@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from common.arguments import add_shared, positive_number, whole_number
+from common.arguments import add_shared, share, whole_number
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import PATTERN
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kept = "run nothing: answer from finished runs and kept step times, whatever code and machine made them"
     parser.add_argument("--answers", action="store_true", help=kept)
     quality = "quality to which samples are counted; default: the target"
-    parser.add_argument("--target", type=fraction, metavar="Q", help=quality)
+    parser.add_argument("--target", type=share, metavar="Q", help=quality)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -110,9 +110,3 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     ledgers.show(ledger)
     console.print(f"-> {relative_path(path)}")
     return code, path
-
-
-def fraction(text: str) -> float:
-    if (number := positive_number(text)) is not None and number < 1:
-        return number
-    raise argparse.ArgumentTypeError(f"'{text}' is not a fraction between 0 and 1")

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.arguments import whole_number
+from common.arguments import MAX_BATCH, whole_number
 from common.config.duration import FORWARD, evaluation_seconds
 from common.config.schema import RunConfig
 from common.errors import UserError
@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     text = "devices of a machine; default: 1, with --scaling 8"
     parser.add_argument("--gpus", type=devices, metavar="N", help=text)
     text = "with --scaling; default: the recipe's global batch"
-    parser.add_argument("--batch-per-device", type=whole_number(1, 10**9), metavar="N", help=text)
+    parser.add_argument("--batch-per-device", type=whole_number(1, MAX_BATCH), metavar="N", help=text)
     text = f"GB/s, or: {', '.join(scaling.INSIDE)}"
     parser.add_argument("--inside", default="nvlink4", metavar="GB_PER_S", help=text)
     text = f"GB/s of a machine, or links: 8x{', 8x'.join(scaling.NETWORK)}"

@@ -112,8 +112,8 @@ def test_a_proxy_says_so_first_and_reproduces_nothing(golden, tmp_path):
     ("arguments", "message"),
     [
         (["--against", "8xA100_80GB-metods"], "did you mean 8xA100_80GB-methods?"),
-        (["--margin", "5"], "--margin 5: the margin is a share between 0 and 1"),
-        (["--margin", "nan"], "--margin nan"),
+        (["--margin", "5"], "--margin: '5' is not a positive number below 1"),
+        (["--margin", "nan"], "--margin: 'nan'"),
         (["--plot", "x.png"], "'x.png' does not end in .svg"),
         (["--claims", "--plot", "x.svg"], "--plot: not allowed with argument --claims"),
         (["--claims", "--entries"], "--entries: not allowed with argument --claims"),
