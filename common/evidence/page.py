@@ -1,7 +1,7 @@
 """Fill jinja templates, escaping text in HTML, and the generated blocks of Markdown pages."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ def save_page(path: Path, text: str) -> None:
     """Write a page or a picture to `path`, whole or not at all, and say so. Raises: UserError."""
     save_text(path, text)
     print(f"wrote {printable(str(path))}")
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
+    lines.insert(1, "|---" * len(titles) + "|")
+    return "\n".join(lines) + "\n"
 
 
 def fill_blocks(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:

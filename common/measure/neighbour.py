@@ -22,6 +22,7 @@ from common.config.names import split_name
 from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.log import read_log
+from common.evidence.page import markdown_table
 from common.machine.load import affinity, look
 from common.repository import MODULE, WORKSPACE
 from common.training.load import load_config
@@ -147,23 +148,23 @@ def measure_neighbour(
 
 def write_table(figures: dict[str, Any]) -> str:
     """Return the figures as a table for a page: medians, and the longest where they differ."""
-    lines = [
+    text = (
         f"Seconds of {figures['steps']:,} steps and an evaluation of {figures['benchmark']} "
-        f"{figures['configuration']}, size {figures['size']}, {figures['cores']} cores: median and range.",
-        "",
-        "| setting | quiet | beside one busy process | one that comes after 2 s |",
-        "|---|---|---|---|",
+        f"{figures['configuration']}, size {figures['size']}, {figures['cores']} cores: median and range."
+    )
+    rows = [
+        [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
+        for policy, moments in figures["runs"].items()
+        if moments["quiet"]
     ]
-    rows = {policy: moments for policy, moments in figures["runs"].items() if moments["quiet"]}
-    for policy, moments in rows.items():
-        cells = [policy, *(describe_times(moments[moment]) for moment in MOMENTS)]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines = lines if rows else lines[:1]
+    if rows:
+        titles = ("setting", "quiet", "beside one busy process", "one that comes after 2 s")
+        text += "\n\n" + markdown_table(titles, rows).rstrip()
     if pairs := figures["quiet_pairs"]:
         ratio = intervals.median([now / before for before, now in pairs])
         known = f", 95 % {ratio.interval.low:.3f} to {ratio.interval.high:.3f}" if ratio.interval else ""
-        lines += ["", f"Quiet, now over before: {ratio.value:.3f} (median of {len(pairs)} pairs{known})."]
-    return "\n".join(lines)
+        text += f"\n\nQuiet, now over before: {ratio.value:.3f} (median of {len(pairs)} pairs{known})."
+    return text
 
 
 def describe_times(runs: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from common.evidence import intervals
 from common.evidence.disturbance import slow_runs
 from common.evidence.intervals import ALPHA
 from common.evidence.ledger import EffectTest, Trained
+from common.evidence.page import markdown_table
 from common.study import curves
 from common.study.ablation.factorial import design, interaction
 from common.study.ablation.measurements import Measurements, test_contrasts
@@ -319,7 +320,7 @@ def simulate_all() -> list[float]:
 
 def write_table(shares: Sequence[float]) -> str:
     rows = [
-        f"| {rule} | {truth} | {kind} {100 * share:.1f} % |"
+        (rule, truth, f"{kind} {100 * share:.1f} %")
         for (rule, truth, kind), share in zip(ROWS, shares, strict=True)
     ]
-    return "\n".join(["| rule | truth | in 2,000 studies |", "|---|---|---|", *rows, ""])
+    return markdown_table(("rule", "truth", "in 2,000 studies"), rows)

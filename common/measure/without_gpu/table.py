@@ -8,12 +8,12 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.evidence.intervals import error_factors
-from common.evidence.page import fill_blocks
+from common.evidence.page import fill_blocks, markdown_table
 from common.files import save_text
 from common.measure import scaling
 from common.measure.without_gpu import gpu_model
@@ -51,12 +51,6 @@ EVALUATED_EAGERLY = "compile_layers.evaluation=false"  # changes no step
 Figures = Mapping[str, Any]  # of `ttt inspect compile`
 
 
-def write_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (titles, *rows)]
-    lines.insert(1, "|---" * len(titles) + "|")
-    return "\n".join(lines) + "\n"
-
-
 def device_titles() -> list[str]:
     return [f"{device}, ms" for device in gpu_model.load_rates()["devices"]]
 
@@ -66,7 +60,7 @@ def describe_step(step: Prediction) -> str:
 
 
 def write_costs(subject: str, rows: Iterable[list[str]]) -> str:
-    return write_table([subject, "launches", "GB", *device_titles()], rows)
+    return markdown_table([subject, "launches", "GB", *device_titles()], rows)
 
 
 def make_row(title: str, launches: str, gigabytes: float, times_ms: Mapping[str, str]) -> list[str]:
@@ -163,7 +157,7 @@ def write_measured() -> str:
     """
     titles = ["on", "configuration", "shape", "batch", "samples/s", "predicted", "to the first beside it"]
     fitted = {row["samples_per_s"] for row in gpu_model.load_rates()["rates"] if row["use"] == "fit"}
-    return write_table(
+    return markdown_table(
         titles,
         (
             cells
@@ -215,7 +209,7 @@ def write_traced() -> str:
     }
     columns = [name for name, share in classes.items() if share > LEAST_SHARE]
     titles = ["ms of kernels in a step of", *columns, "all kernels"]
-    return write_table(
+    return markdown_table(
         titles,
         (
             [title, *(f"{ms.get(name, 0.0):.1f}" for name in columns), f"{sum(ms.values()):.1f}"]
@@ -244,7 +238,7 @@ def write_fusions() -> str:
         for title, saving in {f"{benchmark} `optimized`, as it is": NO_SAVING, **fusions}.items():
             steps = [predict_fused(figures, SHAPES[benchmark], saving) for figures in optimized]
             rows.append([title, *map(describe_step, itertools.chain.from_iterable(steps))])
-    return write_table(["fused with convolutions or products", *device_titles()], rows)
+    return markdown_table(["fused with convolutions or products", *device_titles()], rows)
 
 
 def predict_fused(figures: Figures, shape: str, saving: Saving) -> list[Prediction]:
