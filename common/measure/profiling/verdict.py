@@ -12,6 +12,7 @@ from common.evidence import intervals
 
 WAITING = 0.1  # a step that waits for this share of its time or more has its bottleneck there
 COMPUTE = ("forward", "backward")
+ROUNDING = 1e-9  # of a sum of shares
 PEAKS = {"flops_share": "the matrix product", "bytes_share": "the copy"}
 
 
@@ -104,7 +105,11 @@ def compute_saving(whole: Sequence[float], without: Sequence[float]) -> Saving:
 
 
 def max_speedup(share: float) -> float:
-    return math.inf if share >= 1 else 1 / (1 - max(share, 0.0))
+    """Return Amdahl's bound: how many times as fast a whole is at most without a share of its time.
+
+    Source: 1967, https://doi.org/10.1145/1465482.1465560.
+    """
+    return math.inf if share > 1 - ROUNDING else 1 / (1 - max(share, 0.0))
 
 
 def describe_bottleneck(profile: Profile) -> str:

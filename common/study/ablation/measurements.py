@@ -16,6 +16,7 @@ import numpy as np
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA, Estimate, Interval
 from common.evidence.ledger import EffectTest, Row, Trained
+from common.measure.profiling.verdict import max_speedup
 from common.study.ablation.switches import State, Switches
 from common.training.card import RELIEVES
 
@@ -174,17 +175,14 @@ def test_contrasts(
 def bound(resources: Sequence[str], shares: Mapping[str, float]) -> float | None:
     """Return Amdahl's bound of the speed-up of a step that waits for no loader.
 
-    A method that relieves a part of the step cannot save more than that part: with a share of p of the time
-    the whole is at most 1 / (1 - p) times as fast (1967, https://doi.org/10.1145/1465482.1465560). A method
-    that relieves no part leaves the time as it is. None if a share was not measured, or if the method
-    relieves the waiting itself.
+    A method that relieves a part of the step cannot save more than that part; one that relieves none leaves
+    the time as it is. None if a share was not measured, or if the method relieves the waiting itself.
     """
     parts = [resource for resource in resources if resource in PARTS]
     unknown = not resources or "everything" in resources or any(part not in shares for part in parts)
     if unknown or LOADING in parts:
         return None
-    share = math.fsum(shares[part] for part in parts) / (1 - shares.get(LOADING, 0.0))
-    return 1 / (1 - share) if share < 1 - 1e-9 else math.inf
+    return max_speedup(math.fsum(shares[part] for part in parts) / (1 - shares.get(LOADING, 0.0)))
 
 
 def transform(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
