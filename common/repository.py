@@ -316,5 +316,9 @@ def shorten_name(name: str, most: int = MAX_NAME, *, whole: str = "") -> str:
     """Cut a name to `most` characters; it then ends with a digest of `whole`, or of the whole name."""
     if len(name) <= most:
         return name
-    digest = hashlib.sha256((whole or name).encode()).hexdigest()[:DIGEST_LENGTH]
-    return f"{name[: most - DIGEST_LENGTH - 1]}-{digest}"
+    return f"{name[: most - DIGEST_LENGTH - 1]}-{digest_text(whole or name)}"
+
+
+def digest_text(text: str, length: int = DIGEST_LENGTH) -> str:
+    """Return the first hexadecimal digits of a text's SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

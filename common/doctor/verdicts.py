@@ -1,6 +1,5 @@
 """The verdicts of `ttt accept`: the measured rate, the expected one with its source, and advice."""
 
-import hashlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from common.evidence.records import counted
 from common.machine import gpus, hardware, record, system
 from common.machine.line import FAULT, OK, WARNING, Line, warning
 from common.measure.without_gpu import gpu_model
-from common.repository import DIGEST_LENGTH, build_probes
+from common.repository import build_probes, digest_text
 from common.study.predict.sources import newest_bench
 
 MOSAIC = "mosaic"  # the recipe of the published sets that are named methods
@@ -72,8 +71,8 @@ def find_highest(*expectations: Expectation | None) -> Expectation | None:
 def name_speed(config: RunConfig, num_ranks: int) -> str:
     """Name the entry of a rate in this machine's record: each batch and recipe has its own."""
     recipe = config.model_dump_json(exclude=NOT_RECIPE)
-    digest = hashlib.sha256(recipe.encode()).hexdigest()[:DIGEST_LENGTH]
-    return f"steps of {config.benchmark} {config.configuration} {config.size} {digest}, {num_ranks} rank(s)"
+    name = f"{config.benchmark} {config.configuration} {config.size} {digest_text(recipe)}"
+    return f"steps of {name}, {num_ranks} rank(s)"
 
 
 def from_bench(config: RunConfig, num_ranks: int, results: Path) -> Expectation | None:

@@ -1,6 +1,5 @@
 """The name and the description of the system that a run is timed on."""
 
-import hashlib
 import json
 import os
 import platform
@@ -18,7 +17,7 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS, read_fields
 from common.machine import hardware
-from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE
+from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE, digest_text
 
 FRAMEWORK = ("torch", "torchvision", "transformers", "tokenizers", "mlperf-logging")
 NONE = "none"
@@ -55,7 +54,7 @@ def machine_digest() -> str:
         identifier = ""
     memory = round(psutil.virtual_memory().total / 2**30)
     facts = [random_number(), identifier, hardware.processor_name(), str(psutil.cpu_count()), str(memory)]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:DIGEST_LENGTH]
+    return digest_text("\n".join(facts), DIGEST_LENGTH)
 
 
 def random_number() -> str:

@@ -8,7 +8,6 @@ that changes nothing that a run loads (a page, a test, a command) is no other co
 else every corrected sentence would begin a set anew.
 """
 
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ from common.evidence.sealed.runs import recipe_of_seal
 from common.evidence.sealed.seal import SEAL, read_sealed
 from common.machine import hardware, system
 from common.machine.load import may_choose_threads, physical_cores, threads_of_rank
-from common.repository import DIGEST_LENGTH, MAX_NAME
+from common.repository import DIGEST_LENGTH, MAX_NAME, digest_text
 from common.training import ranks
 from common.training.load import load_config
 
@@ -169,11 +168,10 @@ def name_variant(name: str, keys: Sequence[str], now: Recipe, *, is_hashed: bool
     values = [
         (key, now.get(key, "missing")) for key in (sorted(now) if is_hashed else keys) if key != "commit"
     ]
-    digest = hashlib.sha256(repr(values).encode()).hexdigest()[:DIGEST_LENGTH]
     room = MAX_NAME - DIGEST_LENGTH - 1
     if len(name) > room:
         raise UserError(f"system name '{name}' leaves no room for what differs", where="submission.hardware")
-    return f"{full[:room].rstrip('+=.')}+{digest}"
+    return f"{full[:room].rstrip('+=.')}+{digest_text(repr(values))}"
 
 
 def name_part(key: str, now: Recipe) -> tuple[str, bool]:

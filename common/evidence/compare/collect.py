@@ -1,6 +1,5 @@
 """Entries of reported.yaml, made from logs in MLCommons' result repositories: `ttt reproduce --entries`."""
 
-import hashlib
 import json
 import math
 import re
@@ -24,6 +23,7 @@ from common.evidence.paths import find_sets
 from common.evidence.records import finite
 from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import Run, olympic_mean, run_of
+from common.repository import digest_text
 
 Entry = dict[str, Any]
 LISTED = re.compile(r"\b(A100|H100|H200)\b")
@@ -146,7 +146,7 @@ def digest(logs: Sequence[Log]) -> str:
     """Hash times and accuracies: the same runs under another name have the same digest."""
     keys = ("run_start", "eval_accuracy", "run_stop")
     facts = sorted(json.dumps([(e.key, e.time_ms, e.value) for e in log.events(*keys)]) for log in logs)
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
+    return digest_text("\n".join(facts), 12)
 
 
 def as_yaml(entry: Entry) -> str:
