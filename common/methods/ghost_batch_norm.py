@@ -34,12 +34,15 @@ def apply_ghost_batch_norm(model: nn.Module, samples: int = 32) -> int:
     """Replace every batch norm, in place, by one over groups of `samples`; returns the number of norms.
 
     Parameters and buffers stay the same objects. A remainder is spread over the groups, which are then a
-    little larger; a batch of fewer samples is one group.
+    little larger; a batch of fewer samples is one group. Subclasses that compute more stay, as those of timm.
     """
-    kinds = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-    return replace_layers(
-        model, lambda layer: GhostNorm(layer, samples) if isinstance(layer, kinds) else None
-    )
+
+    def grouped(layer: nn.Module) -> nn.Module | None:
+        if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+            return GhostNorm(layer, samples)
+        return None
+
+    return replace_layers(model, grouped)
 
 
 class GhostNorm(_BatchNorm):

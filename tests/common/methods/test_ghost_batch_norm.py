@@ -87,6 +87,15 @@ def test_without_momentum_the_running_statistics_are_plain_means():
     assert untracked[0].running_mean is None and untracked.eval()(values).shape == (8, 3)
 
 
+def test_a_norm_with_a_forward_of_its_own_stays():
+    class NormAct(nn.BatchNorm1d):
+        def forward(self, input):
+            return super().forward(input).relu()
+
+    model = nn.Sequential(NormAct(3), nn.BatchNorm1d(3))
+    assert apply_ghost_batch_norm(model) == 1 and type(model[0]) is NormAct
+
+
 def test_micro_batches_of_less_than_two_groups_are_refused():
     method = GhostBatchNorm("ghost_batch_norm", GhostBatchNorm.Config(samples=4))
     small, enough = (Batch(inputs={}, targets={}, num_samples=size) for size in (7, 8))
