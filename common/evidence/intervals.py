@@ -244,6 +244,26 @@ def sign_p_value(values: Values, null: float = 0.0, *, is_above: bool = False) -
     return float(scipy.stats.binomtest(above, above + below, alternative=alternative).pvalue)
 
 
+def sign_detectable(values: Values, alpha: float) -> float | None:
+    """Return the median that the sign test at `alpha` shows with 80 % probability; None if so few cannot.
+
+    Chance is taken as normal, with the deviation of these values. At least their median.
+    """
+    number = len(values)
+    signs = next(
+        (
+            n
+            for n in range(number // 2 + 1, number + 1)
+            if sign_p_value([1] * n + [-1] * (number - n)) < alpha
+        ),
+        None,
+    )
+    if signs is None:
+        return None
+    share = scipy.special.betaincinv(signs, number - signs + 1, POWER)  # of turns with this sign
+    return max(float(scipy.special.ndtri(share)) * deviation(values), abs(float(np.median(values))))
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values corrected for their number (Holm 1979, Scandinavian Journal of Statistics 6, 65-70).
 

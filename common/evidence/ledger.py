@@ -19,6 +19,7 @@ from common.evidence.records import read_bytes
 from common.evidence.text import DASH, size_title, spread_of
 
 PATTERN = "*.ledger.json"
+LARGEST_BOUND = 10.0  # of a method that relieves nearly the whole step: no limit in practice
 SMALLEST_LOSS = 0.01  # of the base's time: less is not worth a warning
 
 Text = Annotated[str, StringConstraints(max_length=2000)]
@@ -51,8 +52,8 @@ class State(Strict):
 class EffectTest(Strict):
     """A test whether a switch has any effect; p after Holm's correction for all switches of a table.
 
-    `detectable` is the effect, a fraction or a difference of quality, that is shown with 80 % probability at
-    5 % / number of switches.
+    `detectable` is the effect, a fraction or a difference of quality or of milliseconds, that is shown with
+    80 % probability at 5 % / number of switches; None where so few turns cannot show any.
     """
 
     p_value: float
@@ -239,7 +240,8 @@ def unless_shown(tests: Mapping[str, EffectTest], name: str) -> str:
         return ", not shown"
     if not test.detectable:
         return ", equal in every run"
-    could = f"{100 * test.detectable:.1f} points" if name == "quality" else f"{1 + test.detectable:.2f}x"
+    forms = {"quality": f"{100 * test.detectable:.1f} points", "lost_ms": f"{test.detectable:.2g} ms"}
+    could = forms.get(name, f"{1 + test.detectable:.2f}x")
     return f", not shown ({could} could be)"
 
 
@@ -252,7 +254,7 @@ def ratio(estimate: Estimate | None) -> str:
 
 
 def times(value: float) -> str:
-    return f"{value:.2f}x" if math.isfinite(value) else "none"
+    return f"{value:.2f}x" if value <= LARGEST_BOUND else "none"
 
 
 def find_ledgers(paths: Sequence[Path]) -> list[tuple[str, Ledger | str]]:

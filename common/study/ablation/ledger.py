@@ -305,9 +305,11 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
         "Tests of throughput take the turns as independent. What the process brings by chance, such as where "
         "its memory lies, is in all of its turns: another may differ; ttt compare --steps takes many.",
         "Bound: Amdahl's on throughput, from the share of the parts that the method's card names in a step "
-        f"of {ablation.switches.base} that waits for no loader; none for what is measured on top of others.",
+        f"of {ablation.switches.base} that waits for no loader; not given for what is measured on top of "
+        "others. Above 10x it is no limit in practice: none.",
         "Not shown: p of no effect, after Holm's correction for all rows of the table, is 5 % or more; in "
-        "brackets the effect that the runs could show with 80 % probability.",
+        "brackets the effect that runs or turns could show with 80 % probability. Intervals are without this "
+        "correction, those of minutes too.",
         "States that were not timed together are compared by way of the base, which is timed with each.",
     ]
     if ablation.switches.size == "full":

@@ -154,7 +154,7 @@ def test_contrasts(
     """Test each contrast of states, by figure: samples, quality, and a figure of step times by its turns.
 
     The p values of a figure are corrected for the contrasts that have it (Holm). `detectable` is a fraction
-    for samples.
+    for samples and throughput.
     """
     raw = defaultdict[str, dict[int, tuple[float, float | None]]](dict)  # by row: p and detectable
     for row, (factors, of_turns) in enumerate(zip(contrasts, turns, strict=True)):
@@ -163,11 +163,14 @@ def test_contrasts(
             raw["samples"][row] = samples.p_value, math.expm1(samples.detectable(len(contrasts)))
         if quality and quality.freedom:
             raw["quality"][row] = quality.p_value, quality.detectable(len(contrasts))
-        raw[figure][row] = intervals.sign_p_value(of_turns), None
+        could_show = intervals.sign_detectable(of_turns, ALPHA / len(contrasts))
+        if could_show is not None and figure == "throughput":
+            could_show = math.expm1(could_show)
+        raw[figure][row] = intervals.sign_p_value(of_turns), could_show
     tests: list[dict[str, EffectTest]] = [{} for _ in contrasts]
     for name, of_rows in raw.items():
-        p_values, could_show = zip(*of_rows.values(), strict=True)
-        for row, p_value, detectable in zip(of_rows, intervals.holm(p_values), could_show, strict=True):
+        p_values, effects = zip(*of_rows.values(), strict=True)
+        for row, p_value, detectable in zip(of_rows, intervals.holm(p_values), effects, strict=True):
             tests[row][name] = EffectTest(p_value=p_value, detectable=detectable)
     return tests
 

@@ -6,7 +6,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from common.evidence.ledger import EffectTest, Trained, unless_shown
+from common.evidence.ledger import EffectTest, Trained, times, unless_shown
 from common.study.ablation import ledger as ledgers
 from common.study.ablation.factorial import design
 from common.study.ablation.measurements import Measurements, exceed_bounds
@@ -143,6 +143,7 @@ def test_pairs_tell_what_two_save_together():
 
 def test_a_gain_beyond_the_bound_of_a_card_is_told():
     assert exceed_bounds(made(), Three(), list(rows(made()).values())) == []
+    assert (times(2.5), times(55.92), times(math.inf)) == ("2.50x", "none", "none")
     meek = ledgers.make_rows(made(), Three(), CARDS | {"a": ("forward pass",)})
     assert exceed_bounds(made(), Three(), meek) == ["a"]
     lines = ledgers.make_warnings(meek, [], 10.0, ["a"])
@@ -160,6 +161,8 @@ def test_an_effect_is_shown_after_holms_correction_or_beside_it_stands_what_coul
     assert unless_shown({"quality": EffectTest(p_value=0.2, detectable=0.012)}, "quality").endswith(
         "(1.2 points could be)"
     )
+    lost = {"lost_ms": EffectTest(p_value=0.2, detectable=0.12)}
+    assert unless_shown(lost, "lost_ms") == ", not shown (0.12 ms could be)"
     equal = {"samples": EffectTest(p_value=1, detectable=0.0)}
     assert unless_shown(equal, "samples") == ", equal in every run"
     one = rows(made())["b"].alone.tests

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from common.evidence import intervals
@@ -54,6 +55,15 @@ def test_the_interval_of_a_median_lies_between_order_statistics():
     assert numbers(intervals.median([6.0, 3.0, 1.0, 2.0, 5.0, 4.0])) == (3.5, 1.0, 6.0)
     # P(X <= 3) = 0.0176 of Binomial(15, 1/2): the 4th and the 12th
     assert numbers(intervals.median(range(1, 16))) == (8, 4, 12)
+
+
+def test_the_detectable_shift_of_turns_is_shown_four_times_in_five():
+    rng, alpha = np.random.default_rng(1), 0.05 / 6
+    shift = np.mean([intervals.sign_detectable(turns, alpha) for turns in rng.standard_normal((2000, 15))])
+    shown = [intervals.sign_p_value(turns + shift) < alpha for turns in rng.standard_normal((2000, 15))]
+    assert np.mean(shown) == pytest.approx(intervals.POWER, abs=0.04)
+    assert intervals.sign_detectable([1.0] * 7, alpha) is None  # 7 equal signs have a p of 1.6 %
+    assert intervals.sign_detectable([0.3] * 8 + [0.0], alpha) == 0.3
 
 
 @pytest.mark.parametrize(
