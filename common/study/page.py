@@ -116,7 +116,8 @@ def describe_gains(ledger: Ledger) -> str:
             needing = f" with {others}" * bool(others)
             shown.append(f"{name}{needing} brings {ratio(effect.throughput)}")
         else:
-            rest.append(name)
+            could = effect.tests["throughput"].detectable
+            rest.append(f"{name}{f' ({1 + could:.2f}x could be)' if could else ''}")
     unknown = f"; of {', '.join(rest)} no effect is shown" * bool(rest)
     gain = f"`{ledger.configuration}` trains {whole} as fast as `{ledger.base}`."
     return f"{gain} On top of the others {', '.join(shown)}{unknown}."
