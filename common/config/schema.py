@@ -276,17 +276,16 @@ class RunConfig(Strict):
 
 
 def data_command(verb: str, benchmark: str, size: str, configuration: str, directory: str) -> str:
-    """Return a `ttt data` command for the data of a configuration; short where their place is usual."""
-    command = f"ttt data {verb} {benchmark} --size {size}{data_option()}"
-    if directory == f"data/{benchmark}/{size}":
-        return command
-    return f"{command} --configuration {configuration} --set data.directory={directory}"
+    """Return a `ttt data` command; it names the configuration where its data have a place of their own."""
+    chosen = f" --configuration {configuration}" * (directory != f"data/{benchmark}/{size}")
+    return f"ttt data {verb} {benchmark} --size {size}{data_option()}{chosen}"
 
 
 def prepare_hint(benchmark: str, size: str, configuration: str, directory: str) -> str:
     """Tell a person to prepare the data of a configuration; size full is made from a source."""
     command = data_command("prepare", benchmark, size, configuration, directory)
-    return f"run: {command}{' --source DIR' * (size == 'full')}"
+    place = f" --set data.directory={directory}" * (" --configuration " in command)
+    return f"run: {command}{place}{' --source DIR' * (size == 'full')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -227,3 +227,4 @@ def test_the_status_of_everything_has_each_benchmark_size_and_configuration():
     assert [entry["benchmark"] for entry in report["sources"]] == benchmarks()
     read_by = [name for entry in report["data"] for name in entry["configurations"]]
     assert set(read_by) >= {"baseline", "efficient"} and str(ROOT) not in done.stdout
+    assert "--set data.directory" not in done.stdout  # --configuration says which folder
