@@ -40,6 +40,7 @@ def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> 
         },
         "configurations": {
             "nargs": "*",
+            "default": [],  # else argparse calls it required
             "metavar": "CONFIGURATION",
             "help": "as 'ttt list' names them; NAME+KEY=VALUE changes a key; default: every one",
         },

@@ -183,8 +183,13 @@ def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(words)
 
 
-def choose_examples(text: str, start: str) -> str:
-    """Leave out the examples of other parts from the docstring of a module that several parts share."""
+def choose_description(text: str, part: str, start: str) -> str:
+    """Leave out what is of other parts from the docstring of a module that several parts share.
+
+    A paragraph that begins with `name: ` is of the part of that name.
+    """
+    if part:
+        text = re.sub(rf"^(?!{part}: )[a-z]+: .*?\n\n", "", text, flags=re.MULTILINE | re.DOTALL)
     prose, title, examples = text.partition("examples:\n")
     lines = [
         line for line in examples.splitlines() if line.startswith(start) or not line.startswith("  ttt ")
@@ -209,7 +214,7 @@ def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
     parser = Parser(
         prog=prog,
         usage=None if command else f"ttt {verb} PART ...",
-        description=choose_examples(command.__doc__ or "", f"  {prog}") if command else description,
+        description=choose_description(command.__doc__ or "", part, f"  {prog}") if command else description,
         formatter_class=Formatter,
         epilog=epilog,
     )

@@ -43,6 +43,7 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["run", "bert", "baseline", *MINI, "--set", "target=\x01"], "--set"),
         (["run", "bert", "baseline", *MINI, "--set", "data.directory=data/none"], "ttt data prepare"),
         (["data", "verify", "bert", "--set", "data.directory=data/none"], "ttt data prepare"),
+        (["bench"], "required: benchmark; see"),
         (["bench", "resnet", "fast"], "known: baseline"),
         (["bench", "bert", "baseline+bogus=1", *MINI], "unknown key"),
         (["bench", "bert", "--batch-size", "0", *MINI], "not a whole number from 1"),
@@ -82,6 +83,7 @@ def test_help_names_a_command_and_no_default_that_says_nothing(verb, part, monke
     assert max(map(len, done.stdout.splitlines())) < 80
     assert not re.search(r" --?\S+ \\\n +[^- ]", done.stdout)  # no option without its value
     assert all(f"\n  ttt {verb} {name}" in done.stdout for name in PARTS.get(verb, ()) if not part)
+    assert not part or not any(f"\n\n{name}: " in done.stdout for name in PARTS[verb] if name != part)
 
 
 FIGURES = ["list", "doctor", "check", "score", "reproduce", "bench", "compare", "ablate", "sweep"]

@@ -1,14 +1,20 @@
 """Fetch, prepare or verify the data of a benchmark, or show their state.
 
-`fetch` downloads public files (BERT's text, vocabulary and checkpoint) by a list with the size and MD5 of
-each file; a stopped download continues. `prepare` writes the embedded data of size mini: real handwritten
-digits as JPEG files, and real text as BERT instances, both from installed packages. For size full, --source
-is a folder: ImageNet as its two tars, as train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a
-data set of Hugging Face (parquet or Arrow files), which may also be named as on its hub; Wikipedia as cleaned
-text or TFRecords, or a column of text of any data set of Hugging Face, with vocabulary and checkpoint. All of
-it is checked and written as large sequential files; a preparation that was stopped continues. `verify` lists
-changed, missing and extra files, and the changed records of shards; exit code 1 if there are any. `status`
-reads names, sizes and the record that `verify` left, and says what to type next; exit code 1 for damage.
+fetch: downloads public files (BERT's text, vocabulary and checkpoint) by a list with the size and MD5 of each
+file; a stopped download continues.
+
+prepare: writes the embedded data of size mini: real handwritten digits as JPEG files, and real text as BERT
+instances, both from installed packages. For size full, --source is a folder: ImageNet as its two tars, as
+train/CLASS/* and validation/CLASS/*, as tars of WebDataset, or as a data set of Hugging Face (parquet or
+Arrow files), which may also be named as on its hub; Wikipedia as cleaned text or TFRecords, or a column of
+text of any data set of Hugging Face, with vocabulary and checkpoint. All of it is checked and written as
+large sequential files; a preparation that was stopped continues.
+
+verify: lists changed, missing and extra files, and the changed records of shards; exit code 1 if there are
+any.
+
+status: reads names, sizes and the record that `verify` left, and says what to type next; exit code 1 for
+damage.
 
 examples:
   ttt data fetch language_bert --dry-run

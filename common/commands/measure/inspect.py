@@ -1,12 +1,14 @@
 """Inspect a configuration on this device.
 
-All but neighbour take synthetic batches.
-
 graphs: 60 steps compiled and captured beside the same steps eagerly, with optimizer, averages and an
-evaluation; exit code 1 where losses or gradients differ, a graph was skipped or broken, or something was
-compiled late. Rounding to bf16 alone changes ResNet's gradients by their norm: add +precision=fp32 there.
-kernels: a profiler's trace, summed by class of kernel; --trace keeps it.
-startup: the seconds of initialisation, with every form compiled, and of an evaluation.
+evaluation, on synthetic batches; exit code 1 where losses or gradients differ, a graph was skipped or broken,
+or something was compiled late. Rounding to bf16 alone changes ResNet's gradients by their norm: add
++precision=fp32 there.
+
+kernels: a profiler's trace of steps on synthetic batches, summed by class of kernel; --trace keeps it.
+
+startup: the seconds of initialisation, with every form compiled, and of an evaluation, on synthetic batches.
+
 neighbour: the seconds of short real runs on prepared data: alone, beside a busy process, and beside one that
 comes under way, with several settings of OpenMP in turn. It needs a machine that nobody else uses. The
 figures are kept in results/throughput/.
