@@ -10,6 +10,7 @@ on accuracy was not measured.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -157,12 +158,14 @@ def check_budget(num_samples: int, data: ImageDataConfig, memory: PixelMemory) -
 
 
 def allocate(shape: tuple[int, ...], *, device: torch.device, where: Where) -> Tensor:
-    """Allocate uint8 memory for the rest of the process: on `device`, or on the host, pinned for a GPU."""
+    """Allocate uint8 memory on `device`, or on the host, pinned for a GPU until the tensor is freed."""
     if where == "device":
         return torch.empty(shape, dtype=torch.uint8, device=device)
     memory = torch.empty(shape, dtype=torch.uint8)
     if device.type == "cuda":  # torch would round the size of pinned memory up to a power of two
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        cudart, address = torch.cuda.cudart(), memory.data_ptr()
+        torch.cuda.check_error(cudart.cudaHostRegister(address, memory.nbytes, 0))
+        weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
     return memory
 
 

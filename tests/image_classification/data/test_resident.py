@@ -107,6 +107,19 @@ def test_decoders_use_one_stream_and_leave_other_gpus_alone(monkeypatch):
     assert events == 2 * [gpu, "stream", "end", "end"] and len(streams) == 1
 
 
+def test_memory_of_the_host_is_pinned_until_it_is_freed(monkeypatch):
+    pinned = []
+    cudart = SimpleNamespace(
+        cudaHostRegister=lambda address, size, flags: pinned.append(address), cudaHostUnregister=pinned.remove
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda error: None)
+    memory = resident.allocate((2, 4, 4, 3), device=torch.device("cuda"), where="host")
+    assert pinned == [memory.data_ptr()]
+    del memory
+    assert pinned == []  # else the next memory at this address could not be pinned
+
+
 def test_pixels_that_do_not_fit_are_refused(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PixelMemory, "available_bytes", lambda memory: 100 * GIB)
