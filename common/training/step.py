@@ -155,13 +155,13 @@ class Training:
         if self.num_micro_batches == 1:
             self.optimizer.zero_grad()
             return
-        for parameter in self.model.parameters():
+        parameters = list(self.model.parameters())
+        for parameter in parameters:
             if not parameter.requires_grad:
                 parameter.grad = None
             elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
+                parameter.grad = torch.empty_like(parameter)
+        torch._foreach_zero_([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def add_gradients(
         self, batch: Batch, step: int, *, weight: float | None = None, exchanged: bool = True

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.measure.device_run import build
 from common.training.distributed import running_statistics
@@ -92,3 +93,19 @@ def test_micro_batches_move_batch_norms_statistics_once_as_ranks_do(tmp_path):
     mean = [torch.stack(each).mean(0) for each in zip(*ranks, strict=True)]
     torch.testing.assert_close(statistics, mean)
     assert not torch.equal(statistics[0], before[0])
+
+
+def test_gradients_of_micro_batches_are_cleared_in_one_operation(tmp_path):
+    run, batch = start(tmp_path, "fp32", Recorder(0), "micro_batch_size=2")
+    run.train_step(batch, 0)
+    names = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), named=None):
+            names.append(operation.name())
+            return operation(*args, **named or {})
+
+    with Names():
+        run.clear_gradients()
+    assert names == ["aten::_foreach_zero_"]  # a launch on a GPU, not one for each parameter
+    assert not any(parameter.grad.any() for parameter in run.model.parameters())
