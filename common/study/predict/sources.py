@@ -4,7 +4,6 @@ Two configurations count as one if they differ only in keys that the older one l
 """
 
 import argparse
-import json
 import shlex
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -256,7 +255,7 @@ def choose_samples(
         return Samples(source="as given", values=(float(samples),))
     paths = find_logs(results) if results.is_dir() else []
     logs = [read_log(path) for path in paths if path.parent.name == mlperf_name(config.benchmark)]
-    chosen = measured_samples(logs, json.loads(config.model_dump_json())) or published_samples(config)
+    chosen = measured_samples(logs, config.model_dump(mode="json")) or published_samples(config)
     if chosen is None:
         run = f"ttt run {config.benchmark} {config.configuration} --size {config.size}"
         run += "".join(f" --set {shlex.quote(setting)}" for setting in settings)
@@ -288,7 +287,7 @@ def choose_rates(args: argparse.Namespace, probes: "Probes") -> Rates:
     if args.bench:
         return read_bench(args.bench[-1], probes, name)[1]
     if not args.measure:
-        hardware, values = args.hardware or system.hardware_name(), json.loads(config.model_dump_json())
+        hardware, values = args.hardware or system.hardware_name(), config.model_dump(mode="json")
         rates = newest_profile(args.results, hardware, values)
         if rates := rates or newest_bench(args.results, hardware, probes, name):
             return rates
@@ -316,6 +315,6 @@ def measure_rates(args: argparse.Namespace, config: RunConfig) -> Rates:
     measured = profile(load, SINGLE_RANK, num_turns=NUM_TURNS, delay_ms=0.0, trace=None, console=console)
     path = keep(measured, args.results / "profile" / system.hardware_name(), args.benchmark)
     console.print(f"-> {path}")
-    rates = rates_of_profile(measured, json.loads(config.model_dump_json()), "measured now")
+    rates = rates_of_profile(measured, config.model_dump(mode="json"), "measured now")
     assert rates is not None, "a profile of this configuration is one of it"
     return rates
