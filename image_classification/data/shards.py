@@ -16,7 +16,7 @@ import numpy as np
 
 from common.data.shards import index_path, read_index, shard_path
 from common.errors import UserError
-from common.files import explain_os_error
+from common.files import explain_os_error, synchronize
 
 INDEX = np.dtype(  # 32 bytes a sample
     [
@@ -61,8 +61,7 @@ def write_shard(path: Path, number: int, images: Iterable[EncodedImage]) -> np.n
             length = file.write(image.content)
             rows.append((number, length, offset, crc, *image[1:]))
             offset += length
-        file.flush()
-        os.fsync(file.fileno())
+    synchronize(path)
     return np.array(rows, dtype=INDEX)
 
 

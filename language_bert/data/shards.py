@@ -5,7 +5,6 @@ tokens there. `train.index.npy` has the offset, the CRC and the lengths of each 
 lengths and two bytes a token the files have a twentieth of the size of the reference's TFRecords.
 """
 
-import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from common.data.shards import index_path, read_index, shard_path
 from common.errors import UserError
+from common.files import synchronize
 from language_bert.data.instances import Instance, InstanceSettings
 
 INDEX = np.dtype(  # 24 bytes an instance
@@ -41,8 +41,7 @@ def write_shard(path: Path, number: int, instances: Iterable[Instance]) -> np.nd
             counts = (len(item.input_ids), item.num_a_tokens, len(item.masked_ids), item.is_random_next)
             rows.append((number, zlib.crc32(content), offset, *counts))
             offset += file.write(content) // 2
-        file.flush()
-        os.fsync(file.fileno())
+    synchronize(path)
     return np.array(rows, dtype=INDEX)
 
 

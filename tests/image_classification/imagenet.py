@@ -2,8 +2,10 @@
 
 import io
 import json
+import shutil
 import tarfile
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -41,6 +43,15 @@ def refuses(key_words, directory, source, **counts):
         prepared(directory, source, **counts)
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+def needs_room(num_bytes, directory, source, monkeypatch):
+    """Assert that a preparation needs a disk with so many free bytes, and writes nothing on a fuller one."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes - 1))
+    refuses(r"needs 0.00 GiB, but the disk has 0.00 GiB free", directory, source)
+    assert not [*directory.parent.rglob("*.shard"), *directory.parent.rglob("*.arrow")]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
+    prepared(directory, source)
 
 
 def content_of(directory):

@@ -9,7 +9,6 @@ import signal
 import tarfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from tests.image_classification.imagenet import (
     content_of,
     images_of,
     jpeg,
+    needs_room,
     prepared,
     refuses,
     settings_of,
@@ -210,11 +210,7 @@ def test_damaged_images_are_all_counted_and_named_and_the_rest_is_kept(own_folde
 
 def test_a_full_disk_is_noticed_before_anything_is_written(folders, tmp_path, monkeypatch):
     num_bytes = sum(path.stat().st_size for path in folders.rglob("*.JPEG"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes - 1))
-    refuses(r"needs 0.00 GiB, but the disk has 0.00 GiB free", tmp_path / "full", folders)
-    assert not list(tmp_path.rglob("*.shard"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
-    prepared(tmp_path / "full", folders)
+    needs_room(num_bytes, tmp_path / "full", folders, monkeypatch)
 
 
 def test_a_changed_image_is_noticed_when_a_preparation_goes_on(own_folders, expected, tmp_path, capsys):

@@ -1,9 +1,7 @@
 """Other forms of ImageNet: data sets of Hugging Face and WebDataset's tars; what is refused."""
 
 import os
-import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +13,7 @@ from tests.image_classification.imagenet import (
     SYNSETS,
     all_images,
     content_of,
+    needs_room,
     prepared,
     refuses,
     tar_of,
@@ -274,11 +273,7 @@ def test_a_wrong_row_is_one_line(suffix, make_rows, key_words, is_early, source,
 def test_the_disk_has_room_for_what_is_unpacked_and_for_what_is_prepared(source, tmp_path, monkeypatch):
     write_tables(source)
     needed = 2 * sum(path.stat().st_size for path in source.rglob("train*.parquet"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
-    refuses("but the disk has 0.00 GiB free", tmp_path / "full", source)
-    assert not list(tmp_path.rglob("*.arrow"))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
-    prepared(tmp_path / "full", source)
+    needs_room(needed, tmp_path / "full", source, monkeypatch)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
