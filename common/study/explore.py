@@ -278,8 +278,7 @@ def num_samples(duration: str, batch: float | None, train: float | None) -> floa
     """Return a duration such as `90ep`, `55ba` or `24640sp` in samples; None where something is missing."""
     if not re.fullmatch(r"[0-9]{1,12}(ep|ba|sp)", duration) or not batch or not train or batch < 1:
         return None
-    count = int(duration[:-2])
-    return {"ep": count * (train // batch) * batch, "ba": count * batch, "sp": float(count)}[duration[-2:]]
+    return recipes.count_steps(duration, int(batch), int(train // batch)) * batch
 
 
 def run_row(log: Log) -> dict[str, Any]:
