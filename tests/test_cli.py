@@ -15,7 +15,7 @@ from common import cli
 from common.repository import ROOT
 from common.run import worker
 from common.run.heartbeat import Heartbeat
-from common.run.loop import Spec
+from common.run.run_set import Spec
 from common.training.ranks import SINGLE_RANK
 from tests.command import TTT, one_line, start, ttt, ttt_here
 from tests.runs import records, until
@@ -187,7 +187,7 @@ def test_a_fault_of_the_machine_is_told_in_one_line_by_commands_and_ranks(error,
     monkeypatch.setattr("common.commands.list.main", lambda _: raise_error(error))
     assert words in one_line(ttt_here("list"), code=2)
 
-    monkeypatch.setattr(worker, "timed_run", lambda *_: raise_error(error))
+    monkeypatch.setattr(worker, "make_run", lambda *_: raise_error(error))
     with closing(Heartbeat.create(1, {field.name: None for field in fields(Spec)})) as heartbeat:
         assert worker.run_rank(SINGLE_RANK, heartbeat, heartbeat.slots[0]) == 2
         assert words in heartbeat.failure()

@@ -93,7 +93,8 @@ def main(args: argparse.Namespace) -> int:
     if ranks.read_rank_info().rank:
         starts_none = args.seal or (args.continues and run_sets.is_complete(plan()))
         return EXIT_OK if starts_none else launch.take_part(args.hung_after)
-    print(*(f"{line}\n" for line in batch_check.unverified(loaded)), sep="", end="")
+    for change in batch_check.unverified(loaded):
+        print(change)
     run_set = plan()
     check_data(loaded)
     resume.check_options(args, run_set)

@@ -74,8 +74,9 @@ def build(
     config: configs.RunConfig, directory: Path, rank_info: RankInfo = SINGLE_RANK, *, warms_up: bool = True
 ) -> "TrainingRun":
     """Return an initialized run whose log goes to a folder that nobody keeps."""
-    from common.run.loop import Spec, TrainingRun
+    from common.run.loop import TrainingRun
     from common.run.mllog import RunLog
+    from common.run.run_set import Spec
 
     number = sum(1 for _ in directory.iterdir())
     log = RunLog(directory / f"result_{number}.txt", state="run")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ from common.processes import delay_signals
 from common.repository import MODULE, WORKSPACE, hide_folders, mlperf_name, name_data
 from common.run import mllog
 from common.run.heartbeat import Heartbeat
-from common.run.run_set import REPLAY, UNWRITABLE, Ended, RunSet
+from common.run.run_set import REPLAY, UNWRITABLE, Ended, RunSet, Spec
 from common.run.sealing import seal
 from common.run.sealing.anchoring import Anchoring
 from common.run.set_folder import choose_folder, num_threads
@@ -115,7 +115,8 @@ def draw_seeds(num_runs: int, first: int | None, used: Collection[int] = ()) -> 
     drawn = (secrets.randbits(31) for _ in itertools.count()) if first is None else itertools.count(first)
     seeds: dict[int, None] = {}
     while len(seeds) < num_runs:
-        seeds |= {seed: None for seed in [next(drawn)] if seed not in used}
+        if (seed := next(drawn)) not in used:
+            seeds[seed] = None
     return tuple(seeds)
 
 
@@ -197,6 +198,22 @@ def expected_seconds(directory: Path) -> float | None:
     return statistics.median(durations) if durations else None
 
 
+def specify_run(run_set: RunSet, seed: int, path: Path, most_threads: int | None) -> Spec:
+    return Spec(
+        config=run_set.loaded.config.model_dump(),
+        seed=seed,
+        system=run_set.system,
+        result=os.path.relpath(path, WORKSPACE) if path.is_relative_to(WORKSPACE) else str(path),
+        expected_s=expected_seconds(run_set.directory),
+        drops_caches=run_set.drops_caches,
+        needs_gpu=count_gpus() > 0,
+        checkpoint=str(run_set.checkpoint) if run_set.checkpoint else None,
+        most_threads=most_threads,
+        processor=hardware.processor_name(),
+        bf16_instructions=tuple(hardware.bf16_instructions()),
+    )
+
+
 def run_once(
     run_set: RunSet,
     number: int,
@@ -210,7 +227,6 @@ def run_once(
     `record` gets the end of the run, also if a signal then prevents the return. The authority of `anchors`,
     if it has one, stamps the log.
     """
-    expected = expected_seconds(run_set.directory)
     is_alone = not count_gpus() and ranks.read_rank_info().world_size == 1  # else torch chooses the threads
     most_threads, crowd = load.most_threads(run_set.num_ranks) if is_alone else (None, "")
     if crowd:
@@ -232,20 +248,8 @@ def run_once(
         print(f"{run_set.title}, run {number + 1}/{run_set.num_runs}{place}", flush=True)
         if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared
             anchors.watch(path)
-        spec: dict[str, Any] = {
-            "config": run_set.loaded.config.model_dump(),
-            "seed": run_set.seeds[number],
-            "system": run_set.system,
-            "result": os.path.relpath(path, WORKSPACE) if path.is_relative_to(WORKSPACE) else str(path),
-            "expected_s": expected,
-            "drops_caches": run_set.drops_caches,
-            "needs_gpu": count_gpus() > 0,
-            "checkpoint": str(run_set.checkpoint) if run_set.checkpoint else None,
-            "most_threads": most_threads,
-            "processor": hardware.processor_name(),
-            "bf16_instructions": hardware.bf16_instructions(),
-        }
-        code, failure = run_ranks(run_set.num_ranks, spec, hung_after_s=run_set.hung_after_s)
+        spec = specify_run(run_set, run_set.seeds[number], path, most_threads)
+        code, failure = run_ranks(run_set.num_ranks, asdict(spec), hung_after_s=run_set.hung_after_s)
     finally:
         if path is not None:
             with delay_signals():

@@ -1,6 +1,6 @@
 """The training loop of a timed run, from the first step to the target or the last, by MLPerf's rules.
 
-`worker` calls `timed_run` in the process of each rank. A run can save checkpoints, and be resumed from one.
+`worker` calls `make_run` in the process of each rank. A run can save checkpoints, and be resumed from one.
 """
 
 import itertools
@@ -9,9 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,6 +26,7 @@ from common.run.closed_keys import closed_keys
 from common.run.heartbeat import BETWEEN, COMPUTING, EVALUATED, EVALUATING, LOADING, Slot
 from common.run.machine_watch import MachineWatch
 from common.run.mllog import RunLog
+from common.run.run_set import Spec
 from common.run.stepclock import StepClock, bottleneck, duration, join_parts, time_left
 from common.training import distributed
 from common.training.benchmark import Benchmark
@@ -39,23 +38,6 @@ from common.training.ranks import RankInfo
 from common.training.step import Training
 
 RATES_BETWEEN_STEPS = (10, 50)  # after threads and workers have started, within the first block
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """The specification that `launch` writes; `result` is relative to the repository if it lies inside."""
-
-    config: dict[str, Any]
-    seed: int
-    system: str
-    result: str
-    expected_s: float | None  # median of the earlier runs of this configuration on this system
-    drops_caches: bool = False  # the page cache of the whole machine, not only the data's pages
-    needs_gpu: bool = False  # never fall back to the CPU silently
-    checkpoint: str | None = None  # the file to resume from
-    most_threads: int | None = None  # of a rank beside other programs; None: torch's default
-    processor: str = ""
-    bf16_instructions: tuple[str, ...] = ()
 
 
 class TrainingRun(Training):
@@ -90,7 +72,7 @@ class TrainingRun(Training):
     def report_warm_up(self, number: int, num_shapes: int) -> None:
         if self.shows_warm_up:
             waited = duration(time.monotonic() - self.started)
-            self.clock.occasional_line(f"  {waited}: {number} of {num_shapes} shapes are warmed up")
+            self.clock.print_now_and_then(f"  {waited}: {number} of {num_shapes} shapes are warmed up")
 
     def train(self) -> bool:
         """Train until an evaluation reaches the target, or to the end; returns whether the last did."""
@@ -161,7 +143,7 @@ class TrainingRun(Training):
                 computed_s=(last - first) * self.step_s * self.num_micro_batches,
                 loading_s=self.loading_s - first_loading or None,  # None: the loader cannot tell
             )
-            self.clock.line(f"  {self.benchmark.names.samples}/s: {line}")
+            self.clock.print_line(f"  {self.benchmark.names.samples}/s: {line}")
 
     def change_epoch(self, started: int | None) -> None:
         """Log the end of the open epoch and the start of another; the end of a block ends its epoch, too."""
@@ -200,14 +182,14 @@ class TrainingRun(Training):
             self.log.event(name, value, **where)
         elapsed, names = time.monotonic() - self.started, self.benchmark.names
         trained = f"{self.rate:7.0f}/s  loss {self.clock.loss:6.3f}" if step else "untrained"
-        self.clock.line(
+        self.clock.print_line(
             f"  {elapsed:6.1f} s  {self.num_samples:>9,} {names.samples}  {trained}"
             f"  {names.quality} {quality:.5f} (target {self.config.target:g})"
             + "".join(f"  {name} {value:.5f}" for name, value in others.items())
         )
         if not step and (doubt := self.benchmark.check_initial_quality(quality)):
             self.log.event("starting_doubt", doubt)
-            self.clock.line(f"  {doubt}")
+            self.clock.print_line(f"  {doubt}")
         return quality
 
     def progress_line(self, num_steps: int, steps_per_s: float, loss: float) -> str:
@@ -279,7 +261,7 @@ def log_loaded(log: RunLog, run: TrainingRun) -> None:
         log.event("form_used", backend.name, part=part, **version_of(backend.module))
 
 
-def timed_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
+def make_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     """Make one run; returns the exit code: 1 if it had to reach its target and did not, else 0.
 
     When the run fails, the launcher closes the log and states the reason.
@@ -362,7 +344,7 @@ def save(run: TrainingRun, step: int) -> None:
     try:
         write(checkpoint_of(result), tensors, facts)
     except (OSError, SafetensorError) as error:
-        run.clock.line(f"  no checkpoint before step {step + 1}, the one before stays: {error}")
+        run.clock.print_line(f"  no checkpoint before step {step + 1}, the one before stays: {error}")
         run.log.event("checkpoint_failed", step, reason=str(error).encode("ascii", "replace").decode())
     else:
         run.log.event("checkpoint", step, duration_ms=round((time.monotonic() - before) * 1e3))
@@ -388,7 +370,7 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
             log.event("resumed", facts.step, samples=run.num_samples, gap_ms=round((now - facts.saved) * 1e3))
             log.close()
     run.log = RunLog(result, state=facts.log_state)
-    run.clock.line(
+    run.clock.print_line(
         f"  goes on with step {facts.step + 1} of {run.plan.num_steps} from {checkpoint.name}, "
         f"saved {now - facts.saved:.0f} s ago, {now - facts.started:.0f} s after the first start"
     )

@@ -1,9 +1,9 @@
-"""A planned run set, and the end of one of its runs."""
+"""A planned run set, the specification of one of its runs, and the end of a run."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from common.config.schema import Loaded
 from common.evidence.text import size_title
@@ -59,6 +59,26 @@ class RunSet:
     def makes_one_run(self) -> bool:
         """True under torchrun or srun, where each start of the command makes one run."""
         return self.world_size > self.num_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One run, as the launcher specifies it for the ranks that make it.
+
+    `result` is relative to the repository if it lies inside.
+    """
+
+    config: dict[str, Any]
+    seed: int
+    system: str
+    result: str
+    expected_s: float | None  # median of the earlier runs of this configuration on this system
+    drops_caches: bool = False  # the page cache of the whole machine, not only the data's pages
+    needs_gpu: bool = False  # never fall back to the CPU silently
+    checkpoint: str | None = None  # the file to resume from
+    most_threads: int | None = None  # of a rank beside other programs; None: torch's default
+    processor: str = ""
+    bf16_instructions: tuple[str, ...] = ()
 
 
 class Ended(NamedTuple):

@@ -111,7 +111,7 @@ class StepClock:
             self.live.start()
             self.live.update(Text(text), refresh=True)
         else:
-            self.occasional_line(text)
+            self.print_now_and_then(text)
 
     def pace(self) -> float:
         """Return the steps per second of this process in the block, without the gap before a resumption."""
@@ -126,15 +126,15 @@ class StepClock:
         self.loss = float(loss.detach())
         return self.loss
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one lasting line above the progress line."""
         self.console.print(Text(text))
 
-    def occasional_line(self, text: str) -> None:
+    def print_now_and_then(self, text: str) -> None:
         """Print a lasting line, unless the one before is too recent."""
         if time.monotonic() - self.printed_at >= PRINT_EVERY_S:
             self.printed_at = time.monotonic()
-            self.line(text)
+            self.print_line(text)
 
     def close(self) -> None:
         if self.live:

@@ -22,7 +22,8 @@ from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lo
 from common.repository import WORKSPACE, explain_missing
 from common.run import mllog
 from common.run.heartbeat import Heartbeat, Slot
-from common.run.loop import Spec, timed_run
+from common.run.loop import make_run
+from common.run.run_set import Spec
 from common.run.supervision import DUMP, TEMPORARY
 from common.training import distributed, memory, ranks
 from common.training.ranks import RankInfo
@@ -46,7 +47,7 @@ def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
         try:
             with distributed.process_group(rank_info):
                 spec = heartbeat.spec if rank_info.rank == 0 else {}
-                code = timed_run(Spec(**distributed.broadcast(spec)), rank_info, slot)
+                code = make_run(Spec(**distributed.broadcast(spec)), rank_info, slot)
                 leave(code)  # destroying the process group may abort a rank whose result is whole
         except Exception as raised:
             error = explain_missing(raised) or raised

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from common.repository import benchmark_module
-from common.run.loop import Spec, TrainingRun, resume_run, save
+from common.run.loop import TrainingRun, resume_run, save
 from common.run.mllog import RunLog
+from common.run.run_set import Spec
 from common.run.worker import leave
 from common.training import checkpoint, distributed, ranks
 from common.training.checkpoint_header import checkpoint_of

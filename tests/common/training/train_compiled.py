@@ -19,8 +19,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from common.repository import benchmark_module
-from common.run.loop import Spec, TrainingRun
+from common.run.loop import TrainingRun
 from common.run.mllog import RunLog
+from common.run.run_set import Spec
 from common.run.worker import leave
 from common.training import distributed, ranks
 from common.training.load import load_config

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from common.errors import UserError
-from common.run.loop import Spec, TrainingRun
+from common.run.loop import TrainingRun
 from common.run.mllog import RunLog
+from common.run.run_set import Spec
 from common.run.worker import leave
 from common.training import distributed, ranks
 from common.training.load import load_config

@@ -13,8 +13,9 @@ import torch
 
 from common.data import manifest as manifests
 from common.errors import UserError
-from common.run.loop import Spec, TrainingRun
+from common.run.loop import TrainingRun
 from common.run.mllog import RunLog
+from common.run.run_set import Spec
 from language_bert import benchmark
 from language_bert.benchmark import Benchmark
 from language_bert.data import sources, wikipedia
