@@ -19,6 +19,7 @@ from common.evidence.log import parse_log
 from common.evidence.recipes import Recipe, all_differences, flat
 from common.files import remove_draft
 from common.run.run_set import RunSet
+from common.run.set_folder import num_threads
 from common.training.checkpoint_header import Facts, checkpoint_of, read_facts
 
 MAX_RESUMED = 100  # times that a run was resumed
@@ -111,6 +112,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
     check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
     config, asked_seed = run_set.loaded.config, facts.seed if seed is None else seed
     before = run_recipe(facts.config, facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
+    before["threads"] = parse_log(facts.log.encode(), "log").threads  # None where a GPU computes
     requested = run_recipe(
         config.model_dump(mode="json"),
         asked_seed,
@@ -118,6 +120,7 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         data_fingerprint(config),
         run_set.system,
     )
+    requested["threads"] = before["threads"] and num_threads(run_set.num_ranks)
     differences = sorted(all_differences(before, requested), key=lambda change: change.key == "system")
     for key, there, here in differences[:1]:  # the system comes last: its name repeats differences
         what = f"belongs to another run: {key} is {there} there, {here} here"

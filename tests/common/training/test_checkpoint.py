@@ -101,7 +101,11 @@ RANDOM_STATE = {"python": random.getstate(), "numpy": ("MT19937", (0,) * 624, 62
 LOG = "".join(
     f':::MLLOG {{"namespace": "", "time_ms": 1, "event_type": "{kind}", "key": "{key}", "value": {value}, '
     '"metadata": {"file": "a.py", "lineno": 1}}\n'
-    for kind, key, value in (("POINT_IN_TIME", "seed", 3), ("INTERVAL_START", "run_start", "null"))
+    for kind, key, value in (
+        ("POINT_IN_TIME", "seed", 3),
+        ("POINT_IN_TIME", "num_accelerators", 0),
+        ("INTERVAL_START", "run_start", "null"),
+    )
 )
 
 
@@ -147,9 +151,10 @@ def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
         ({}, lambda: run_set(num_ranks=2), "ranks is 1 there, 2 here"),
         ({"dataset_fingerprint": "00ff"}, run_set, "dataset_fingerprint is 00ff there"),
         ({"system": "another"}, run_set, "system is another there"),
+        ({"system": "another", "log": f"# threads: 99\n{LOG}"}, run_set, "threads is 99 there"),
         ({"config": facts().config | {"size": "full"}}, run_set, "size is full there, mini here"),
     ],
-    ids=["setting", "method", "configuration", "ranks", "data", "system", "size"],
+    ids=["setting", "method", "configuration", "ranks", "data", "system", "threads", "size"],
 )
 def test_another_run_is_refused_with_the_first_difference(result, saved, asked, difference):
     checkpoint.write(checkpoint_of(result), {}, facts(**saved))
