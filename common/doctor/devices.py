@@ -15,9 +15,11 @@ from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
 from common.repository import MODULE, WORKSPACE
+from common.run.launch import SIGNAL_CAUSES
 from common.run.supervision import rank_environments, temporary_environment
 
 TIMEOUT_S, POLL_S = 90, 0.2
+NO_ANSWER = "no answer within"  # begins what `run_probes` says of a rank that hangs
 SLOW_NCCL = 5e9  # bytes/s: less than any PCIe slot of a GPU
 SLOW, TOO_SLOW = 0.95, 0.85  # of the median device: below, a device is a warning, a fault
 UNITS = {"flops_per_s": (1e12, "TFLOP/s"), "bytes_per_s": (1e9, "GB/s")}
@@ -80,11 +82,13 @@ def run_probes(
         lines.append(rest)
         report(rest)
     if end is None:
-        return f"no answer within {limit_s:.0f} s: a rank hangs, or needs longer"
+        return f"{NO_ANSWER} {limit_s:.0f} s: a rank hangs, or needs longer"
     if end.code == 0:
         return None
     if end.code < 0:
-        return f"rank {end.number} ended by {signal.Signals(-end.code).name}"
+        return (
+            f"rank {end.number} ended by {signal.Signals(-end.code).name}{SIGNAL_CAUSES.get(-end.code, '')}"
+        )
     error = next((line for line in lines if "Error: " in line), (lines or ["without a word"])[-1])
     return f"rank {end.number} ended with code {end.code}: {error.removeprefix('common.errors.')}"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config.schema import RunConfig
+from common.doctor.devices import NO_ANSWER
 from common.evidence.compare.reported import find_published
 from common.evidence.disturbance import SPARE
 from common.evidence.intervals import error_factors
@@ -168,6 +169,8 @@ def is_disturbed(figures: Mapping[str, Any]) -> bool:
 
 
 def judge_failure(name: str, trouble: str, causes: Sequence[Line]) -> Line:
+    if not trouble.startswith(NO_ANSWER):
+        causes = [cause for cause in causes if cause.state == FAULT]  # a warning slows, but ends no process
     advice = f"likely cause: {causes[0]}; {LONGER}" if causes else LONGER
     return Line(check=name, state=FAILED, found=f"not measured: {trouble}", advice=advice)
 

@@ -92,6 +92,7 @@ def read(path):
         (1000.0, BUSY, 100.0, (PASS, BELOW), f"likely cause: {BUSY}"),
         (1000.0, None, 100.0, (PASS, BELOW), f"no cause was seen: .*ttt inspect profile {BASELINE}"),
         (100.0, BROKEN, 100.0, (FAILED, PASS), "1 fault, .*GPU 3: 2 uncorrected memory errors; replace it"),
+        (100.0, BUSY, "rank 1 ended by SIGKILL", (PASS, FAILED), "not measured: .*SIGKILL; the archive"),
         (100.0, None, "rank 1 ended: OutOfMemoryError", (PASS, FAILED), "not measured: .*OutOfMemoryError"),
     ],
 )
