@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from common.evidence import intervals, recipes, system
+from common.evidence.compare import masked_accuracy
 from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
@@ -44,6 +45,7 @@ NOTES = {  # mark in a label -> the note that such a score needs (MLCommons resu
     "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
     "Each recipe has a folder of its own; `ttt check` names the results that differ.",
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
+    masked_accuracy.MARK: masked_accuracy.NOTE,
 }
 COLUMNS = (  # of the tables that show everything
     "evaluation, in per cent: share of the time. quality: geometric mean of the last evaluations. samples to "

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from common.evidence.compare.masked_accuracy import MARK
 from common.evidence.compare.reported import Published, Reported, load_reported
 from common.evidence.log import MAX_BYTES, RunSet
 from common.evidence.paths import find_files, label
@@ -77,7 +78,7 @@ def published_set(entry: Published, facts: Reported) -> Points:
         configuration=f"{entry.submitter} {what}".strip(),
         name=entry.label,
         target=facts.target,
-        source=f"{entry.division} division, {entry.score.source}",
+        source=f"{entry.division} division, {f'{MARK}, ' * (MARK in entry.score.label)}{entry.score.source}",
         path=label(ROOT / facts.folder / "reported.yaml"),
         runs=entry.score.runs,
     )

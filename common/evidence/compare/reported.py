@@ -11,7 +11,7 @@ import yaml
 
 from common.errors import UserError, list_some, nearest
 from common.evidence.compare.factors import TimeSplit
-from common.evidence.compare.masked_accuracy import OFFICIAL
+from common.evidence.compare.masked_accuracy import MARK, MOSAIC, OFFICIAL
 from common.evidence.records import printable
 from common.evidence.score import Run, Score
 from common.repository import ROOT
@@ -174,13 +174,15 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
     rates = entry.get("training_samples_per_s") or [None] * len(entry["minutes"])
     rows = zip(entry["minutes"], entry["samples_to_target"], rates, entry["quality"], strict=True)
     runs = tuple(_run(entry, index, *row) for index, row in enumerate(rows))
+    tokens = entry.get("masked_tokens", OFFICIAL)
+    counting = f", {MARK}" * (tokens == MOSAIC)
     score = Score(
         benchmark=facts["benchmark"],
         system=entry["system"],
         hardware=hardware,
         configuration=configuration,
         is_proxy=False,
-        label=f"reported, {entry['submitter']} {entry['round']} {entry['division']}",
+        label=f"reported, {entry['submitter']} {entry['round']} {entry['division']}{counting}",
         runs=runs,
         counted=tuple(range(len(runs))),
         target=facts["quality_target"],
@@ -189,7 +191,6 @@ def _published(facts: dict[str, Any], entry: dict[str, Any]) -> Published:
     lists = ("configurations", "mosaic_minutes", "mosaic_samples", "repeated_in")
     fields = {name: entry[name] for name in ("submitter", "round", "division", "accelerators")}
     fields |= {name: tuple(entry.get(name, ())) for name in lists}
-    tokens = entry.get("masked_tokens", OFFICIAL)
     return Published(
         name=entry["system"],
         masked_tokens=tokens,

@@ -8,6 +8,7 @@ from scipy import stats
 
 from common.errors import UserError
 from common.evidence import intervals
+from common.evidence.compare import masked_accuracy
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules.rule import add, edit, place_of, remove
@@ -65,6 +66,10 @@ def test_reported_numbers_give_the_published_score(key):
     assert found.minutes == pytest.approx(minutes, abs=5e-5)
     assert found.samples_to_target == pytest.approx(samples)
     assert found.quality == pytest.approx(quality, abs=1e-6)
+    is_counted_otherwise = found.benchmark == "bert"
+    assert (masked_accuracy.NOTE in notes([found])) == is_counted_otherwise
+    by_official_count = masked_accuracy.convert(0.72, masked_accuracy.MOSAIC, masked_accuracy.OFFICIAL)
+    assert f"their 0.7200 is {by_official_count:.4f} by" in masked_accuracy.NOTE
 
 
 def test_published_logs_give_the_published_score_rate_and_overshoot(published):
@@ -94,7 +99,7 @@ def test_a_complete_set_is_unverified_and_a_short_one_provisional(golden):
     complete, short, proxy = map(scored, (golden.set(), golden.set()[:4], golden.set(size="mini")))
     assert complete.label == "unverified" and len(notes([complete])) == 1
     assert short.label == "unverified, provisional" and "5 of ResNet" in " ".join(notes([short]))
-    assert proxy.label == "unverified, proxy" and len(notes([proxy, *reported()])) == 3
+    assert proxy.label == "unverified, proxy" and len(notes([proxy, *reported()])) == 4
 
 
 def test_aborted_and_below_target_runs_count_as_infinite(golden):
