@@ -12,9 +12,10 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from common.evidence import recipes
 from common.evidence.intervals import Estimate
 from common.evidence.log import QUALITIES, RunSet
-from common.evidence.score import Score
+from common.evidence.score import COLOURED_FIRST, Score
 from common.evidence.text import number, target_beside
 
 PALETTE = ("#7d8590", "#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a")  # readable on black and on white
@@ -83,7 +84,8 @@ def draw_panels(
 def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
     points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
     unit, label = unit_of(max((point.minutes for point in points), default=0.0))
-    for run_set, colour in zip(run_sets, colours(run_sets), strict=True):
+    recipe_names = [recipes.recipe_name(run_set.lead) for run_set in run_sets]
+    for run_set, colour in zip(run_sets, colours(recipe_names), strict=True):
         name = ascii_name(run_set.lead.configuration)
         for log in run_set.logs:
             times = [point.minutes * unit for point in log.curve]
@@ -115,7 +117,12 @@ def _factors(scores: Sequence[Score]) -> Figure:
         errors = np.transpose([reach(estimate) for estimate in estimates])
         style = {"ecolor": INK, "capsize": 3, "lw": 1}
         bars = axes.barh(
-            range(len(scores)), values, xerr=errors, color=colours(scores), height=0.6, error_kw=style
+            range(len(scores)),
+            values,
+            xerr=errors,
+            color=colours([entry.configuration for entry in scores]),
+            height=0.6,
+            error_kw=style,
         )
         axes.bar_label(bars, labels=[number(value) if value else "not logged" for value in values], padding=6)
         axes.set(title=title, xticks=[], yticks=range(len(scores)), yticklabels=_names(scores))
@@ -166,8 +173,11 @@ def stand_alone(svg: Markup) -> Markup:
     return Markup(svg[:start] + OWN_THEME + svg[start:])
 
 
-def colours(entries: Sequence[object]) -> list[str]:
-    return [PALETTE[index % len(PALETTE)] for index in range(len(entries))]
+def colours(configurations: Sequence[str]) -> list[str]:
+    """Return a colour for each: of a name in COLOURED_FIRST always the same, of its repetitions another."""
+    named = dict(zip(COLOURED_FIRST, PALETTE, strict=False))
+    free = cycle([colour for colour in PALETTE if colour not in map(named.get, configurations)])
+    return [named.pop(name, "") or next(free) for name in configurations]
 
 
 def unit_of(minutes: float) -> tuple[float, str]:

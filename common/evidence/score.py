@@ -24,6 +24,7 @@ from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import finite, printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
+COLOURED_FIRST = (BASELINE, "optimized", "closed")  # have the same colours in all pictures
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
 NOTES = {  # mark in a label -> the note that such a score needs (MLCommons result messaging guidelines)
     "unverified": UNVERIFIED,

@@ -23,12 +23,14 @@ from common.config.merge import merge_files
 from common.evidence import recipes
 from common.evidence.audit import Audited, Finding
 from common.evidence.compare.factors import evaluation_minutes
+from common.evidence.compare.masked_accuracy import MARK
 from common.evidence.intervals import student_t
-from common.evidence.log import Log, Point
+from common.evidence.log import QUALITIES, Log, Point
 from common.evidence.page import fill_template
+from common.evidence.plots import PALETTE
 from common.evidence.records import finite, printable
 from common.evidence.report import link
-from common.evidence.score import BASELINE, NOTES, run_of
+from common.evidence.score import BASELINE, COLOURED_FIRST, NOTES, run_of
 from common.repository import benchmarks, configurations
 from common.study.compare.comparison import resolution_of
 from common.study.points import Points
@@ -60,7 +62,7 @@ def render(data: dict[str, Any]) -> str:
         script=Markup(script),
         script_hash=digest,
         data=Markup(block),
-        notes=[NOTES[mark] for mark in ("unverified", "proxy", "study")],
+        notes=[NOTES[mark] for mark in ("unverified", "proxy", "study", MARK)],
     )
 
 
@@ -104,6 +106,9 @@ def page_data(
     hardware = sorted({shared["hardware"] for shared in cells})
     return {
         "reference": BASELINE,
+        "qualities": QUALITIES,
+        "palette": PALETTE,
+        "coloured_first": COLOURED_FIRST,
         "statuses": STATUSES,
         "methods": list(methods),
         "lines": list(lines),

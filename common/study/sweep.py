@@ -93,7 +93,8 @@ def draw(answers: Answers, quality_name: str, title: str) -> Markup:
         figure, axes = new_figure(3.6)
         per_minute, unit = unit_of(max(curve.mean.times[-1] for curve in answers.curves) / 60)
         scale = per_minute / 60  # of seconds
-        for curve, colour in zip(answers.curves, colours(answers.curves), strict=True):
+        names = [curve.configuration for curve in answers.curves]
+        for curve, colour in zip(answers.curves, colours(names), strict=True):
             times = [seconds * scale for seconds in curve.mean.times]
             name = ascii_name(curve.configuration)
             axes.plot(times, curve.mean.qualities, color=colour, lw=1.2, label=name)

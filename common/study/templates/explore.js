@@ -4,7 +4,7 @@
 // cell is measured, or published, or one prediction, which is in no answer and on no front.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PALETTE = ["#2f7ed8", "#d9702c", "#3a9d5d", "#a371f7", "#b58a1a", "#7d8590"]; // as in the report
+const PALETTE = DATA.palette;
 const SHAPES = ["circle", "square", "triangle", "diamond", "cross", "plus", "inverted"];
 const KINDS = { published: "published, not measured here", predicted: "predicted, not measured" };
 const KIND_SHAPES = { published: "hexagon", predicted: "star" }; // of no category
@@ -377,7 +377,8 @@ function categorise() {
   if (categories.by === state.colour) return;
   const of = { recipe: (c) => c.configuration, name: (c) => c.name, hardware: (c) => c.hardware,
     study: (c) => c.study || "scored runs", budget: (c) => (c.budget === null ? "unknown" : `${c.budget}`) }[state.colour];
-  const names = state.colour === "recipe" ? plainFirst(unique(cells.map(of))) : unique(cells.map(of));
+  const isRecipe = state.colour === "recipe", first = isRecipe ? DATA.coloured_first : []; // as in the report
+  const rest = unique(cells.map(of)).filter((name) => !first.includes(name)), names = [...first, ...(isRecipe ? plainFirst(rest) : rest)];
   categories = new Map(names.map((name, i) => [name, {
     name, colour: PALETTE[i % PALETTE.length], shape: SHAPES[i % SHAPES.length], dash: DASHES[i % DASHES.length],
   }]));
@@ -460,6 +461,12 @@ function logTicks(low, high, count) {
   return found.length > 2 * count ? found.filter((value) => `${value.toExponential()}`.startsWith("1e")) : found;
 }
 
+function qualityName() {
+  const models = unique(items.map((item) => item.cell.benchmark));
+  if (models.length > 1) return "qualities of several models: they do not compare";
+  return DATA.qualities[models[0]] || "quality";
+}
+
 class Chart {
   // Two canvases, so that what is pointed at is drawn without the rest; points are found by their pixels.
   constructor(host) {
@@ -520,7 +527,7 @@ class Chart {
       context.globalAlpha = 1;
     }
     context.save(); context.translate(9, (box.top + box.bottom) / 2); context.rotate(-Math.PI / 2);
-    context.textAlign = "center"; context.fillText("quality", 0, 0); context.restore();
+    context.textAlign = "center"; context.fillText(qualityName(), 0, 0); context.restore();
     context.beginPath(); context.moveTo(box.left, box.top); context.lineTo(box.left, box.bottom); context.lineTo(box.right, box.bottom); context.stroke();
     return context;
   }

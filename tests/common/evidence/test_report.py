@@ -10,7 +10,7 @@ from markupsafe import Markup
 from common.evidence.audit import Audited, audit
 from common.evidence.compare.reported import load_reported
 from common.evidence.log import RunSet, load, parse_log
-from common.evidence.plots import PALETTE, stand_alone
+from common.evidence.plots import PALETTE, colours, stand_alone
 from common.evidence.report import answers, render
 from common.evidence.rules.rule import edit
 from common.evidence.score import score, speedups
@@ -160,7 +160,15 @@ def test_a_picture_of_its_own_brings_ink_and_paper_for_light_and_dark(whole):
         texts = re.findall("<text [^>]*>", picture)
         assert texts and all("fill: currentColor" in text for text in texts)  # else a viewer takes black
     script = (ROOT / "common/study/templates/explore.js").read_text()
-    assert set(re.findall('"(#[0-9a-f]{6})"', script)) == set(PALETTE)
+    assert "PALETTE = DATA.palette" in script and not re.findall('"#[0-9a-f]{6}"', script)
+
+
+def test_baseline_optimized_and_closed_have_the_same_colours_in_all_pictures():
+    grey, blue, orange, *free = PALETTE
+    assert colours(["closed", "optimized", "baseline"]) == [orange, blue, grey]
+    assert colours(["baseline", "mosaic", "baseline"]) == [grey, blue, orange]  # all that are free
+    assert colours(["optimized", "closed", "closed"]) == [blue, orange, grey]
+    assert len(set(colours(["baseline", "optimized", "closed", "a", "b", "c"]))) == len(PALETTE)
 
 
 def test_hostile_values_are_escaped(golden):
