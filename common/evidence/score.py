@@ -52,7 +52,7 @@ COLUMNS = (  # of the tables that show everything
     "evaluation, in per cent: share of the time. quality: geometric mean of the last evaluations. samples to "
     "target: up to the evaluation that saw the target, mean of the runs that count. samples: up to where the "
     "curve crosses the target between two evaluations, mean of the runs that converged. overshoot: the "
-    "minutes from there to the stop."
+    "minutes from there to the stop. A run whose first evaluation was past the target is in neither."
 )
 SPEEDUP = (
     "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "

@@ -19,7 +19,8 @@ from common.evidence.log import Log, Point
 class TimeSplit:
     """Minutes before the first block, of training and evaluation up to the crossing, and after the crossing.
 
-    `samples` were consumed at the crossing; None if not logged. A run without a crossing has no overshoot.
+    `samples` were consumed at the crossing; None if not logged, or if the first evaluation was past
+    the target, so that nobody knows where the crossing was. Without a known crossing there is no overshoot.
     """
 
     startup: float
@@ -100,7 +101,7 @@ def time_split(log: Log) -> TimeSplit | None:
         training=end - startup - evaluation,
         evaluation=evaluation,
         overshoot=log.minutes - end,
-        samples=passed.samples if passed else None,
+        samples=passed.samples if passed and passed.before else None,
     )
 
 

@@ -166,6 +166,9 @@ def test_minutes_are_split_at_the_interpolated_crossing(golden):
     assert split.evaluation * 60 == pytest.approx(6 + 3)  # half of the second lies behind the crossing
     assert split.training * 60 == pytest.approx(99 - 6 - 9)
     assert split.samples == pytest.approx(1500)
+    # nobody knows when a run got there that its first evaluation saw past the target: its overshoot is not 0
+    entry = scored([golden.timeline("bert", [(60, 66, 1000, 0.74)])])
+    assert (entry.num_converged, entry.split.samples, entry.factors) == (1, None, None)
 
 
 def test_factors_multiply_and_add_up_to_the_minutes_with_intervals(golden):
