@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,7 +59,6 @@ def write_once(path: Path, make_text: Callable[[], str], doing: str) -> None:
     The others wait, and print what it is `doing`.
     """
     if not path.exists():
-        make_folder(path.parent)
         with locked(path.with_name(f".{path.name}.lock"), doing):
             if not path.exists():
                 write_text(path, make_text())
@@ -66,10 +66,9 @@ def write_once(path: Path, make_text: Callable[[], str], doing: str) -> None:
 
 def save_text(path: Path, text: str) -> None:
     """Write a file as `write_text` does, one process after another; UserError where it cannot be written."""
-    with explain_os_error("cannot write", path):
-        make_folder(path.parent)
-        with locked(path.with_name(f".{path.name}.lock"), "writes this file"):
-            write_text(path, text)
+    lock = path.with_name(f".{path.name}.lock")
+    with explain_os_error("cannot write", path), locked(lock, "writes this file"):
+        write_text(path, text)
 
 
 def to_json(values: object) -> str:
@@ -115,12 +114,16 @@ def existing_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing; the disk has their names when this returns."""
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder, and those above it that are missing; the disk has their names when this returns.
+
+    Returns the folders that were missing, the innermost first.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         synchronize(folder.parent)
+    return missing
 
 
 def remove_draft(path: Path) -> None:
@@ -165,11 +168,13 @@ def hash_file(path: Path) -> str:
 def locked(path: Path, doing: str) -> Iterator[bool]:
     """Hold the lock that a file stands for; yields whether another process held it first.
 
-    `doing` says in a line what that process does. The file is removed with the lock. A file system without
-    locks gets a warning, and the block runs without one.
+    `doing` says in a line what that process does. The file is removed with the lock, and so are the folders
+    above it that were missing, if the block leaves them empty. A file system without locks gets a warning,
+    and the block runs without one.
     """
-    has_waited = False
+    has_waited, missing = False, []
     while True:
+        missing += make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             has_waited = acquire(descriptor, path, "" if has_waited else doing) or has_waited
@@ -180,6 +185,9 @@ def locked(path: Path, doing: str) -> Iterator[bool]:
             finally:
                 if is_file_of(descriptor, path):
                     path.unlink()
+                    with suppress(OSError):  # not empty
+                        for folder in missing:
+                            folder.rmdir()
             return
         finally:
             os.close(descriptor)
@@ -217,6 +225,19 @@ def hold_lock(path: Path) -> IO[bytes]:
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder of temporary files for the block; removes those that killed processes have left."""
+    for lock in Path(tempfile.gettempdir()).glob("ttt-*/.running"):
+        if not is_locked(lock):
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as name:
+        lock = Path(name, ".running")
+        lock.touch()
+        with hold_lock(lock):
+            yield Path(name)
 
 
 def is_locked(path: Path) -> bool:

@@ -230,17 +230,16 @@ def fetch(files: Sequence[RemoteFile], directory: Path, *, finish: Callable[[Pat
     Raises UserError for a file that cannot be had, or is not the one that its list describes; a file of that
     name which a person put there is neither trusted nor replaced.
     """
-    with explain_os_error("cannot be written", directory):
-        make_folder(directory)
-        with locked(directory / ".fetch.lock", f"downloads to {directory}"):
-            check_present(files, directory)
-            left = sum(bytes_left(file, directory) for file in files)
-            check_free_space(directory, left, hint="choose another folder with --to DIR")
-            progress = ByteProgress(left)
-            for file in files:
-                if not (directory / file.path).exists():
-                    download(file, directory / file.path, progress)
-            finish(directory)
+    lock = directory / ".fetch.lock"
+    with explain_os_error("cannot be written", directory), locked(lock, f"downloads to {directory}"):
+        check_present(files, directory)
+        left = sum(bytes_left(file, directory) for file in files)
+        check_free_space(directory, left, hint="choose another folder with --to DIR")
+        progress = ByteProgress(left)
+        for file in files:
+            if not (directory / file.path).exists():
+                download(file, directory / file.path, progress)
+        finish(directory)
 
 
 def check_present(files: Sequence[RemoteFile], directory: Path) -> None:

@@ -53,7 +53,6 @@ def prepare(
         raise UserError("no such folder", where=f"--source {source}")
     work = work_folder(directory)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
         with locked(directory.with_name(f".{directory.name}.lock"), f"prepares {directory}"):
             if is_intact(directory, config):
                 return fingerprint_of(directory)

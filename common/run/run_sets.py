@@ -14,7 +14,7 @@ from common.arguments import whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log, read_log
 from common.evidence.recipes import all_differences
-from common.files import explain_os_error, locked, make_folder
+from common.files import explain_os_error, locked
 from common.machine.preflight import preflight
 from common.run import launch
 from common.run.run_set import HUNG_AFTER_S, RESULT, UNWRITABLE, Ended, RunSet
@@ -75,7 +75,6 @@ def lock_folders(directories: Iterable[Path]) -> Iterator[None]:
     with ExitStack() as held:
         for directory in sorted(set(directories)):  # in one order, so that no two wait for each other
             with explain_os_error(UNWRITABLE, directory, hint="choose another folder with --results DIR"):
-                make_folder(directory)
                 held.enter_context(locked(directory / ".running", "makes the runs of this folder"))
             remove_untimed(directory)
         yield

@@ -1,8 +1,12 @@
 """Files that several processes write."""
 
+import os
+import subprocess
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
-from common.files import save_text
+from common.files import locked, save_text, temporary_folder
 
 
 def test_writers_of_one_file_take_turns(tmp_path):
@@ -10,3 +14,21 @@ def test_writers_of_one_file_take_turns(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda number: save_text(path, str(number)), range(40)))
     assert int(path.read_text()) in range(40) and list(path.parent.iterdir()) == [path]
+
+
+def test_a_lock_leaves_no_empty_folders_of_a_refused_command(tmp_path):
+    for names in ([], ["result_0.txt"]):
+        with locked(tmp_path / "system/bert/.running", "runs"):
+            for name in names:
+                (tmp_path / "system/bert" / name).touch()
+        assert [path.name for path in tmp_path.rglob("*")] == (["system", "bert", *names] if names else [])
+
+
+def test_the_temporary_folder_of_a_killed_process_goes_with_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = "import os; from common import files\nwith files.temporary_folder():\n os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    left = [*tmp_path.iterdir()]
+    with temporary_folder() as first, temporary_folder() as second:
+        assert len(left) == 1 and {*tmp_path.iterdir()} == {first, second}
+    assert [*tmp_path.iterdir()] == []

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from common.errors import UserError
 from common.evidence.trackers.tracked_run import TrackedRun
-from common.files import explain_os_error, locked, make_folder
+from common.files import explain_os_error, locked
 from common.repository import install_hint
 
 
@@ -27,10 +27,10 @@ class Store(ABC):
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Let no other export write into the folder meanwhile. Raises UserError where none can write."""
-        with explain_os_error("cannot export into this folder", self.out):
-            make_folder(self.out)
-            with locked(self.out / ".export.lock", "exports into this folder"):
-                yield
+        lock = self.out / ".export.lock"
+        failure = explain_os_error("cannot export into this folder", self.out)
+        with failure, locked(lock, "exports into this folder"):
+            yield
 
     @abstractmethod
     def update(self, run: TrackedRun) -> None:

@@ -40,7 +40,6 @@ from common.files import (
     append_whole,
     explain_os_error,
     locked,
-    make_folder,
     synchronize,
     undo_on_failure,
     write_text,
@@ -134,14 +133,13 @@ def lock_list(folder: Path) -> Iterator[None]:
 
     Raises UserError where the folder cannot be written.
     """
-    with explain_os_error(UNWRITABLE, folder):
-        make_folder(folder)
-        with locked(folder / f".{RUNS}.lock", "writes the list of the runs of this set"):
-            path = folder / RUNS
-            content = path.read_bytes() if path.exists() else b"\n"
-            if not content.endswith(b"\n"):
-                os.truncate(path, content.rfind(b"\n") + 1)
-            yield
+    lock = folder / f".{RUNS}.lock"
+    with explain_os_error(UNWRITABLE, folder), locked(lock, "writes the list of the runs of this set"):
+        path = folder / RUNS
+        content = path.read_bytes() if path.exists() else b"\n"
+        if not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+        yield
 
 
 def read_whole(folder: Path) -> SealedSet | None:
