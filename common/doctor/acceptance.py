@@ -33,7 +33,15 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.records import counted
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
 from common.evidence.submission.snapshot import Item
-from common.files import create_next, explain_os_error, make_folder, to_json, undo_on_failure, write_whole
+from common.files import (
+    create_next,
+    explain_os_error,
+    make_folder,
+    temporary_folder,
+    to_json,
+    undo_on_failure,
+    write_whole,
+)
 from common.machine import hardware, record, system
 from common.machine.line import Line
 from common.measure.device_run import load_for_ranks
@@ -126,10 +134,10 @@ class Acceptance:
 
     def run(self) -> None:
         """Make the checks, then measure each configuration; each result is kept as soon as it is known."""
-        with tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder:
-            self.examine(Path(folder, "doctor"), DOCTOR_SHARE * self.left_s)
+        with temporary_folder() as folder:
+            self.examine(folder / "doctor", DOCTOR_SHARE * self.left_s)
             for number, config in enumerate(self.configs):
-                self.measure(config, Path(folder, str(number)), self.left_s / (len(self.configs) - number))
+                self.measure(config, folder / str(number), self.left_s / (len(self.configs) - number))
         self.is_whole = True
 
     def examine(self, folder: Path, limit_s: float) -> None:

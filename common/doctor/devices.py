@@ -4,12 +4,12 @@ import json
 import signal
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.files import temporary_folder
 from common.machine import gpus
 from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
@@ -31,10 +31,10 @@ Ranks = Sequence[dict[str, Any]]  # what each rank's probe measured
 
 def check_devices(num_ranks: int) -> list[Line]:
     """Start ranks that measure their devices and exchange messages; returns the lines about both."""
-    with tempfile.TemporaryDirectory() as directory:
-        output = Path(directory) / "measured.json"
+    with temporary_folder() as folder:
+        output = folder / "measured.json"
         arguments = [*MODULE, "common.doctor.probe", str(output)]
-        trouble = run_probes(arguments, num_ranks, output.parent, limit_s=TIMEOUT_S)
+        trouble = run_probes(arguments, num_ranks, folder, limit_s=TIMEOUT_S)
         if trouble is not None:
             advice = "NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL say more"
             return [fault(f"{num_ranks} ranks" if num_ranks > 1 else "device", trouble, advice)]
@@ -61,8 +61,8 @@ def run_probes(
 
     Their temporary files lie in `folder`. `report` gets each line that they print, as it comes.
     """
-    environments = [ALONE] if num_ranks == 1 else rank_environments(num_ranks, str(folder))
-    environments = [environment | temporary_environment(str(folder)) for environment in environments]
+    environments = [ALONE] if num_ranks == 1 else rank_environments(num_ranks, folder)
+    environments = [environment | temporary_environment(folder) for environment in environments]
     lines, rest, end, deadline = list[str](), "", None, time.monotonic() + limit_s
     path = folder / "output.txt"
     with (

@@ -21,7 +21,15 @@ from common.config.schema import Loaded, RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.evidence.disturbance import summarize_disturbance
 from common.evidence.log import MAX_DRIFT_MS, NUM_RUNS, Log, read_log
-from common.files import create_next, explain_os_error, hold_lock, make_folder, undo_on_failure, write_all
+from common.files import (
+    create_next,
+    explain_os_error,
+    hold_lock,
+    make_folder,
+    temporary_folder,
+    undo_on_failure,
+    write_all,
+)
 from common.machine import hardware, load, system
 from common.machine.hardware import count_gpus, requested_gpus
 from common.processes import delay_signals
@@ -267,7 +275,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     rank_info = ranks.read_rank_info()
     local_ranks = range(rank_info.rank, rank_info.rank + num_ranks)
     with (
-        tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as folder,
+        temporary_folder() as folder,
         closing(Heartbeat.create(ranks.count_all(num_ranks), spec)) as heartbeat,
     ):
         temporary = temporary_environment(folder)

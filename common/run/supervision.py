@@ -37,7 +37,7 @@ DUMP = signal.SIGUSR1  # on which a rank writes its stack
 STUCK = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
 
 
-def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
+def rank_environments(num_ranks: int, folder: Path) -> list[dict[str, str]]:
     """Return the environment variables of each rank of this machine, as torchrun would set them.
 
     The ranks meet in a file in `folder`: torchrun opens a port on every interface, whose messages it
@@ -48,7 +48,7 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
-        STORE: str(Path(folder, "store")),
+        STORE: str(folder / "store"),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME") or LOOPBACK,
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME") or f"={LOOPBACK}",  # =: this name exactly
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(threads_of_rank(num_ranks)),
@@ -56,7 +56,7 @@ def rank_environments(num_ranks: int, folder: str) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
-def temporary_environment(folder: str) -> dict[str, str]:
+def temporary_environment(folder: Path) -> dict[str, str]:
     """Return the environment variables that put temporary files of a rank and its workers in `folder`.
 
     A killed process leaves its files there. Kernels that torch compiles stay in its usual cache, for the next
@@ -68,7 +68,7 @@ def temporary_environment(folder: str) -> dict[str, str]:
         user = f"uid_{os.getuid()}"
     kernels = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     kernels = kernels or os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
-    return {"TMPDIR": folder, TEMPORARY: folder, "TORCHINDUCTOR_CACHE_DIR": kernels}
+    return {"TMPDIR": str(folder), TEMPORARY: str(folder), "TORCHINDUCTOR_CACHE_DIR": kernels}
 
 
 def supervise(

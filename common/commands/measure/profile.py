@@ -20,7 +20,6 @@ examples:
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from common.arguments import add_shared, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
+from common.files import temporary_folder
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         loaded = loader(args, args.nproc)()
         launch.choose_ranks(loaded.config, args.nproc)
         check_data(loaded)
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             folders = ["--data", str(data_folder()), "--results", str(args.results.resolve())]
             trace = ["--trace", str(args.trace.resolve())] if args.trace else []
             words = [*MODULE, "common.cli", *sys.argv[1:], *folders, *trace]  # the ranks start elsewhere

@@ -37,7 +37,7 @@ from common.evidence.recipes import configuration_of
 from common.evidence.records import counted, printable
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
-from common.files import explain_os_error, make_folder
+from common.files import explain_os_error, make_folder, temporary_folder
 from common.machine import hardware, system
 from common.repository import DATA, FOLDER, IS_INSTALLED, ROOT, WORKSPACE
 from common.run.supervision import supervise, temporary_environment
@@ -179,11 +179,7 @@ def make_again(recipe: Recipe) -> Iterator[Log]:
         with explain_os_error(NO_ROOM, "temporary files", hint=FREE_ROOM):
             place = tempfile.gettempdir()
         with explain_os_error(NO_ROOM, place, hint=FREE_ROOM):
-            folder = Path(
-                stack.enter_context(
-                    tempfile.TemporaryDirectory(prefix="ttt-replay-", ignore_cleanup_errors=True)
-                )
-            )
+            folder = stack.enter_context(temporary_folder())
             code = unpack_commit(recipe.commit, folder / "code") if recipe.commit else ROOT
             names = filter(FOLDER.fullmatch, (recipe.log.system, recipe.log.benchmark))
             results = folder.joinpath("results", *names)
@@ -201,7 +197,7 @@ def make_again(recipe: Recipe) -> Iterator[Log]:
             (folder / "temporary").mkdir()
         for name in OTHERS:
             os.environ.pop(name, None)
-        environment = temporary_environment(str(folder / "temporary")) | {
+        environment = temporary_environment(folder / "temporary") | {
             "OMP_NUM_THREADS": str(recipe.threads),
             "PYTHONPATH": os.pathsep.join(filter(None, (str(code), os.environ.get("PYTHONPATH")))),
             DATA: str(repository.data_folder()),

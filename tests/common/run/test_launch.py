@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -74,13 +75,13 @@ def test_what_gloo_and_nccl_open_is_on_the_loopback_interface_unless_a_person_sa
     names = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    assert supervision.rank_environments(1, "here") == [{}]  # which opens none
-    first, second = supervision.rank_environments(2, "here")
+    assert supervision.rank_environments(1, Path("here")) == [{}]  # which opens none
+    first, second = supervision.rank_environments(2, Path("here"))
     lo = supervision.LOOPBACK
     assert lo in psutil.net_if_addrs() and [first[name] for name in names] == [lo, f"={lo}"]
     assert second == first | {"RANK": "1", "LOCAL_RANK": "1"}
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    assert supervision.rank_environments(2, "here")[0]["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert supervision.rank_environments(2, Path("here"))[0]["NCCL_SOCKET_IFNAME"] == "eth0"
 
 
 @pytest.mark.parametrize(("where", "code"), [("parent", EXIT_INTERRUPTED), ("child", 0)])
