@@ -33,6 +33,12 @@ def check_share(value: float, where: str) -> None:
         raise UserError(f"a share of {value:g}: expected 0 to 1", where=where)
 
 
+def refuse_twice(is_applied: bool, where: str) -> None:
+    """Raise UserError for a model that a function has changed before."""
+    if is_applied:
+        raise UserError("this model has been through it before", where=where, hint="call it once")
+
+
 def name_error(error: Exception, limit: int | None = None) -> str:
     """Name an error that no user can mend: its class, and at most `limit` characters of its first line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:limit]}"

@@ -28,11 +28,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig, Strict
+from common.errors import UserError, check_share
 from common.training.method import Method
 
 
 def ema_smoothing(half_life_steps: float, every_steps: int) -> float:
     """Return the factor of the old average in an update, so that it halves in `half_life_steps`."""
+    if half_life_steps <= 0 or every_steps <= 0:
+        what = f"a half-life of {half_life_steps:g} steps, every {every_steps:g}: expected positive numbers"
+        raise UserError(what, where="ema_smoothing")
     return float(2 ** (-every_steps / half_life_steps))
 
 
@@ -51,10 +55,12 @@ def update_average(average: nn.Module, model: nn.Module, smoothing: float) -> No
 
     Integer buffers, such as counters, are copied.
     """
-    pairs: list[tuple[Tensor, Tensor]] = [
-        *zip(average.parameters(), model.parameters(), strict=True),
-        *zip(average.buffers(), model.buffers(), strict=True),
-    ]
+    check_share(smoothing, "update_average")
+    averaged, trained = ([*module.parameters(), *module.buffers()] for module in (average, model))
+    if [old.shape for old in averaged] != [new.shape for new in trained]:
+        what = "the average is not of this model"
+        raise UserError(what, where="update_average", hint="average = copy_model(model)")
+    pairs = [*zip(averaged, trained, strict=True)]
     floats = [(old, new) for old, new in pairs if old.is_floating_point()]
     torch._foreach_lerp_([old for old, _ in floats], [new for _, new in floats], 1 - smoothing)
     for old, new in pairs:

@@ -22,11 +22,14 @@ from typing import Annotated
 from pydantic import Field
 
 from common.config.schema import RunConfig, Strict
+from common.errors import UserError
 from common.training.method import Method
 
 
 def crops_by_epoch(sizes_px: list[int], epochs: list[int]) -> list[int]:
     """Return the size of every epoch: each of `sizes_px` for its number of `epochs`, in turn."""
+    if not sizes_px or len(sizes_px) != len(epochs) or min(*sizes_px, *epochs) < 1:
+        raise UserError("each size needs its number of epochs, at least 1", where="crops_by_epoch")
     return list(chain.from_iterable([size] * count for size, count in zip(sizes_px, epochs, strict=True)))
 
 

@@ -32,6 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig, Strict
+from common.errors import UserError, refuse_twice
 from common.training.method import Batch, Method, Progress
 from common.training.registry import refuse_compiled
 from language_bert.attention import why_absent
@@ -64,13 +65,22 @@ def apply_alibi(model: nn.Module) -> int:
     Position embeddings become 0 and are not trained. `eager` and `sdpa` attention take the bias; the
     kernels of `flash_attention_2` would not see it.
     """
-    bert: Any = getattr(model, "bert", model)
+    bert = find_bert(model, "apply_alibi")
+    refuse_twice(hasattr(bert.encoder, "alibi_slopes"), "apply_alibi")
     weight = bert.embeddings.position_embeddings.weight
     weight.zero_().requires_grad_(False)
     slopes = alibi_slopes(bert.config.num_attention_heads)
     bert.encoder.register_buffer("alibi_slopes", slopes.to(weight), persistent=False)
     bert.encoder.register_forward_pre_hook(biased_mask, with_kwargs=True)  # a packed model does not call it
     return len(bert.encoder.layer)
+
+
+def find_bert(model: nn.Module, function: str) -> Any:
+    """Return the part of a Hugging Face BERT without its heads. Raises UserError for another model."""
+    bert = getattr(model, "bert", model)
+    if not hasattr(getattr(bert, "encoder", None), "layer"):
+        raise UserError(f"{type(model).__name__} is not a BERT of Hugging Face", where=function)
+    return bert
 
 
 def biased_mask(encoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

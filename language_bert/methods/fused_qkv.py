@@ -15,6 +15,7 @@ Unlike Composer. Composer 0.7 has no such method.
 import torch
 from torch import nn
 
+from common.errors import refuse_twice
 from common.training.method import Method
 from language_bert.methods.unpad import check_packed
 from language_bert.model import PackedBert
@@ -24,6 +25,7 @@ from language_bert.model import PackedBert
 def fuse_qkv(model: PackedBert) -> int:
     """Replace query, key and value (D, D) of every layer by one `qkv` (3D, D); returns their number."""
     check_packed(model, "fuse_qkv")
+    refuse_twice(hasattr(model.bert.encoder.layer[0].attention.self, "qkv"), "fuse_qkv")
     for layer in model.bert.encoder.layer:
         attention = layer.attention.self
         parts = [attention.query, attention.key, attention.value]

@@ -15,15 +15,14 @@ of the plain form's, as its method card says; there the code keeps it and the mo
 Weights are drawn as the model's, there as PyTorch's linear layers.
 """
 
-from typing import Any
-
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from common.config.schema import RunConfig, Strict
+from common.errors import UserError, refuse_twice
 from common.training.method import Method
-from language_bert.methods.alibi import check_from_scratch
+from language_bert.methods.alibi import check_from_scratch, find_bert
 
 
 class GatedUnit(nn.Module):
@@ -53,7 +52,11 @@ def apply_gated_linear_units(
 
     The new weights are drawn like those of the model: normal, `initializer_range` wide, biases 0.
     """
-    bert: Any = getattr(model, "bert", model)
+    bert = find_bert(model, "apply_gated_linear_units")
+    refuse_twice(isinstance(bert.encoder.layer[0].intermediate, GatedUnit), "apply_gated_linear_units")
+    if width_factor <= 0 or round_to < 1:
+        what = f"width_factor {width_factor:g} and round_to {round_to}: expected positive numbers"
+        raise UserError(what, where="apply_gated_linear_units")
     for layer in bert.encoder.layer:
         old = layer.intermediate.dense
         width = gated_width(old.out_features, width_factor, round_to)

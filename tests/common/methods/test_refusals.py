@@ -5,12 +5,17 @@ import torch
 from torch import nn
 
 from common.errors import UserError
+from common.methods.ema import copy_model, ema_smoothing, update_average
 from common.methods.label_smoothing import smooth_labels
 from common.methods.layer_freezing import freeze_layers
 from common.repository import available_methods
 from common.training.load import load_config
 from common.training.registry import kind_of
 from image_classification.methods.colout import drop_lines
+from image_classification.methods.progressive_crops import crops_by_epoch
+from language_bert.methods.alibi import apply_alibi
+from language_bert.methods.fused_qkv import fuse_qkv
+from language_bert.methods.gated_linear_units import apply_gated_linear_units
 from language_bert.model import PackedBert
 from tests.language_bert.test_parity import make_model
 
@@ -156,9 +161,42 @@ def test_an_optimizer_without_vectors_is_refused():
         lambda: drop_lines(torch.zeros(1, 3, 8, 8), 15),
         lambda: smooth_labels(torch.zeros(1, dtype=torch.int64), 10, -0.1),
         lambda: freeze_layers(nn.Linear(1, 1), 50),
+        lambda: update_average(copy_model(LINEAR), LINEAR, 90),
     ],
-    ids=["drop_lines", "smooth_labels", "freeze_layers"],
+    ids=["drop_lines", "smooth_labels", "freeze_layers", "update_average"],
 )
 def test_a_share_in_percent_is_refused_by_the_plain_function(call, request):
     with pytest.raises(UserError, match=rf"^{request.node.callspec.id}: a share of .* expected 0 to 1"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *(
+            (lambda steps=steps: ema_smoothing(*steps), "ema_smoothing: .* positive")
+            for steps in ((0, 1), (9, -1))
+        ),
+        (lambda: update_average(LINEAR, CONVOLUTION, 0.9), "update_average: .* not of this model"),
+        *(
+            (lambda crops=crops: crops_by_epoch(*crops), "crops_by_epoch: each size needs")
+            for crops in (([], []), ([96], [1, 2]), ([96, 128], [2, 0]))
+        ),
+        (
+            lambda: apply_gated_linear_units(make_model(False), round_to=0),
+            "apply_gated_linear_units: .* positive",
+        ),
+    ],
+)
+def test_arguments_are_refused_by_the_plain_function(call, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        call()
+
+
+@pytest.mark.parametrize("function", [apply_alibi, apply_gated_linear_units, fuse_qkv])
+def test_a_second_call_and_another_model_are_refused_by_the_plain_function(function):
+    model = make_packed()
+    function(model)
+    for wrong, message in ((model, "has been through it"), (LINEAR, "is not|needs unpad")):
+        with pytest.raises(UserError, match=f"^{function.__name__}: .*({message})"):
+            function(wrong)
