@@ -260,6 +260,13 @@ def score_coverage(num_runs: int, generator: np.random.Generator) -> Iterator[bo
         yield holds(intervals.student_of_logs(minutes), expected)
 
 
+def speedup_coverage(num_runs: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether a speed-up's interval holds the truth; one side varies by 5 %, the other by 15 %."""
+    noise = generator.standard_normal((NUM_STUDIES, 2, num_runs))
+    for slow, fast in np.exp(noise * [[0.05], [0.15]] + [[math.log(2)], [0]]):
+        yield holds(intervals.ratio(slow, fast).interval, 2.0)
+
+
 Simulate = Callable[..., Iterator[bool]]
 RULES: dict[str, tuple[str, str, Simulate]] = {  # name, meaning of the share of studies, simulation
     "crossing": ("sweep: a crossing", WRONG, false_crossings),
@@ -276,6 +283,7 @@ RULES: dict[str, tuple[str, str, Simulate]] = {  # name, meaning of the share of
     "disturbed": ("score: a disturbed run", WRONG, flag_runs),
     "slow": ("score: a disturbed run", FOUND, flag_runs),
     "score": ("score: its interval", HELD, score_coverage),
+    "speed-up": ("score: a speed-up", HELD, speedup_coverage),
 }
 TRUTHS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (  # of a rule, in words and as arguments
     ("crossing", "equal curves, 3 seeds", (SATURATING, SATURATING, 3)),
@@ -303,6 +311,8 @@ TRUTHS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (  # of a rule, in words 
         ("time, unequal", 20, 2),
     ),
     ("better", "20 equal recipes, 360 images, 2 runs each", ("quality", 20, 2)),
+    ("speed-up", "2, by 5 runs of each, one side with three times the spread", (5,)),
+    ("quality", "level, 5 seeds, after a third of the time", (LEVEL, 5, 20.0)),
 )
 ROWS = [(RULES[rule][0], truth, RULES[rule][1]) for rule, truth, _ in TRUTHS]
 
