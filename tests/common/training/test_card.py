@@ -210,7 +210,7 @@ def test_the_page_is_written_whole(tmp_path):
         (["--out", "PAGE.md", "--measure", "mini"], "leave out '--measure'"),
         (["--pairs", "3"], "--pairs: needs --measure"),
         (["--out", "page.html"], "expected a file NAME.md"),
-        (["--out", "no/such/folder/PAGE.md"], "no/such/folder/PAGE.md: cannot be written"),
+        (["--out", "README.md/PAGE.md"], "README.md/PAGE.md: cannot write"),
     ],
 )
 def test_mistakes_are_answered_with_one_line(arguments, message):
