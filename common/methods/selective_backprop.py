@@ -51,7 +51,8 @@ def select_samples(losses: Tensor, keep: float = 0.5) -> Tensor:
 def sample_losses(model: nn.Module, inputs: dict[str, Any], labels: Tensor) -> Tensor:
     """Return the cross-entropy (batch,) of a classifier in evaluation mode; each module keeps its own mode.
 
-    `labels` are indices (batch,) or probabilities (batch, classes).
+    `inputs` are the arguments of the model's forward, by name; `labels` are indices (batch,) or probabilities
+    (batch, classes).
     """
     modes = [(module, module.training) for module in model.modules()]
     outputs = model.eval()(**inputs)
