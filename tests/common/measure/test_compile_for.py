@@ -133,7 +133,7 @@ def test_combined_kernels_are_fewer_and_move_the_same_bytes():
 
 
 OF_RESNET = ["blur_kernel", "crop_resize_kernel", "max_blur_backward_kernel", "max_blur_kernel"]
-OF_BERT = ["cross_entropy_kernel", "transpose_kernel"]
+OF_BERT = ["cross_entropy_kernel", "quantize_kernel"]
 ON_HOPPER = [
     "attention_backward_keys_kernel",
     "attention_backward_queries_kernel",
