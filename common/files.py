@@ -175,7 +175,10 @@ def locked(path: Path, doing: str) -> Iterator[bool]:
     has_waited, missing = False, []
     while True:
         missing += make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        except FileNotFoundError:
+            continue  # the process that held a lock there has removed the empty folder
         try:
             has_waited = acquire(descriptor, path, "" if has_waited else doing) or has_waited
             if not is_file_of(descriptor, path):
@@ -234,9 +237,10 @@ def temporary_folder() -> Iterator[Path]:
         if not is_locked(lock):
             shutil.rmtree(lock.parent, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="ttt-", ignore_cleanup_errors=True) as name:
-        lock = Path(name, ".running")
-        lock.touch()
-        with hold_lock(lock):
+        draft = Path(name, "locked")
+        draft.touch()
+        with hold_lock(draft):
+            draft.rename(draft.with_name(".running"))  # no other start ever sees it without its lock
             yield Path(name)
 
 
