@@ -37,6 +37,7 @@ from common.training.load import load_open
 
 MAX_SEEDS = 100
 TABLE_WIDTH = 110  # columns, where there is no terminal to ask
+NO_ANSWERS = "leave out --answers, or read those of another machine: --set submission.hardware=NAME"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
     logs = cells.finished_cells(study)
     if args.answers and not any(logs.values()):
         what = f"{os.path.relpath(study.folder)} has no finished runs {NO_RUNS}"
-        raise UserError(what, hint="without --answers they are made")
+        raise UserError(what, hint=cells.NO_ANSWERS)
     if args.trials:
         ranked = trials.rank_trials(study, logs)
         trials.show(ranked, study.title)

@@ -84,11 +84,11 @@ class Experiment:
         """Return the figures of steps as they are. Raises UserError unless they are of the same states."""
         where = str(relative_path(self.steps_path))
         if not self.steps_path.is_file():
-            raise UserError("no step times are kept", where=where, hint="leave out --answers")
+            raise UserError("no step times are kept", where=where, hint=cells.NO_ANSWERS)
         figures = read_figures(self.steps_path)
         names = {self.switches.cell_name(state) for state in self.ablation.states}
         if lacking := sorted(names - figures.get("turns", {}).keys()):
-            raise UserError(f"no step times of {', '.join(lacking)}", where=where, hint="leave out --answers")
+            raise UserError(f"no step times of {', '.join(lacking)}", where=where, hint=cells.NO_ANSWERS)
         return figures
 
     def describe_steps(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ UNBUILDABLE = "optimized-unpad: cannot be built: methods.fused_qkv: needs unpad 
         ("sweep bert optimized --price -1", "--price: '-1' is not a positive number"),
         ("sweep bert optimized --trials 1", "--trials"),
         ("sweep bert optimized --trials 2 --price 1", "--trials answers neither --budgets nor --price"),
-        ("sweep bert optimized --answers", "no finished runs"),
+        ("sweep bert optimized --answers", "submission.hardware=NAME"),
         ("sweep bert optimized --study ../x", "'../x' cannot name a study"),
         ("sweep bert optimized --set optimizer.learning_rat=1", "learning_rate?"),
         ("sweep bert optimized --set budget=0.05", "--set: budget: optimized has a budget already"),
