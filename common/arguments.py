@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,14 +206,6 @@ def spread_settings(words: Sequence[str]) -> list[str]:
         is_after_setting = is_after_set or word.startswith("--set=")
         is_after_set = word == "--set"
     return spread
-
-
-def data_action(word: str) -> str:
-    """The `type` of `action`. Raises UserError for the name of a benchmark, which belongs after it."""
-    if word in chain(*benchmark_names().items()):
-        hint = f"ttt data ACTION {word}, ACTION one of fetch, prepare, status, verify"
-        raise UserError(f"'{word}' is a benchmark", where="action", hint=hint)
-    return word
 
 
 class Formatter(argparse.HelpFormatter):

@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import importlib
-import importlib.util
 import os
 import re
 import sys
@@ -59,6 +58,8 @@ PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
     "doctor": {"--describe": Part("system", "describe this machine in MLPerf's fields")},
     "data": {
         "fetch": Part("data", "download the public files"),
+        "prepare": Part("data", "write the data that a run reads"),
+        "verify": Part("data", "find changed, missing and extra files of prepared data"),
         "status": Part("data", "which data are here, and what to type next"),
     },
     "run": {"--all": Part("all", "prepare, time every configuration, check, score, report")},
@@ -74,6 +75,7 @@ PARTS = {  # verb -> the words after it, wherever they stand, that choose a part
         "compile": Part("measure.compile", "kernels of a step for a GPU that is not here"),
     },
 }
+NEED_PART = ("data", "inspect")
 OLD_NAMES = {  # verb -> what it is called now; they work until the next release
     "all": ("run", "--all", "--size", "mini"),
     "compile": ("inspect", "compile"),
@@ -135,8 +137,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings) or str(action.metavar or action.dest)
-            parts = PARTS.get(self.verb, {}) if action.dest == "action" else ()
-            hint = nearest(str(value), [*map(str, action.choices), *parts])
+            hint = nearest(str(value), map(str, action.choices))
             raise UserError(f"invalid choice: '{value}'", where=name, hint=hint)
 
     def error(self, message: str) -> NoReturn:
@@ -170,9 +171,9 @@ def overview() -> str:
 def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Find the words that choose a part of a verb; returns the part, '' for none, and the other words.
 
-    A word after an option is its value and no part; a part of `data` stands first.
+    A word after an option is its value and no part.
     """
-    for start in range(len(words[:1] if verb == "data" else words)):
+    for start in range(len(words)):
         is_value = start > 0 and re.fullmatch(r"-[^=]+", words[start - 1])
         for part in PARTS.get(verb, {}):
             if is_value and not part.startswith("-"):
@@ -201,8 +202,8 @@ def choose_description(text: str, part: str, start: str) -> str:
 def make_parser(verb: str, part: str) -> tuple[Parser, ModuleType | None]:
     """Return the parser of a verb or its part, and their module; None for a verb that needs a part."""
     module = PARTS[verb][part].module if part else f"{FOLDERS.get(verb, '')}{verb}"
-    name = f"common.commands.{module}"
-    command = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    is_whole = part or verb not in NEED_PART
+    command = importlib.import_module(f"common.commands.{module}") if is_whole else None
     parts = {} if part else PARTS.get(verb, {})
     epilog = EXIT_CODES
     if parts:
@@ -248,7 +249,7 @@ def dispatch(arguments: list[str]) -> int:
     parser, command = make_parser(verb, part)
     if command is None:
         parser.parse_known_args(words)  # which answers --help
-        raise UserError(f"which part of {verb}?", hint=suggest_part(verb, words))
+        raise UserError(f"{verb} needs a part", hint=suggest_part(verb, words))
     args = parser.parse_args(spread_settings(words))
     settle_folders(args)
     return int(command.main(args))

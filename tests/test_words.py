@@ -23,13 +23,14 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["data", "statsu", "bert"], "did you mean status?"),
+        (["data", "statsu", "bert"], "did you mean data status?"),
         (["explor"], "did you mean report --explore?"),
         (["sweeep"], "did you mean sweep?"),
         (["list", "methods", "bert", "--measure", "mini"], "ttt list methods bert lists its methods"),
         (["install"], "see docs/install.md"),
-        (["data", "bert", "prepare"], "ttt data ACTION bert"),
+        (["data", "bert"], "one of: fetch, prepare, verify, status"),
         (["data", "status", "--size", "mini"], "--size; it is of ttt data"),
+        (["data", "bert", "verify", "--source", "x"], "--source; it is of ttt data prepare"),
         (["data", "prepare", "bert", "--source", "status"], "--source status: no such folder"),
         (["run", "bert", "--all"], "did you mean --benchmarks bert?"),
         (["run", "bert", "--al"], "did you mean --all?"),
@@ -112,7 +113,7 @@ def test_one_rule_for_size_json_and_out(verb, part):
         ("inspect --trace profile kernels bert", "kernels", "--trace profile bert"),
         ("inspect --set=a=1 kernels", "kernels", "--set=a=1"),
         ("report --json --explore", "--explore", "--json"),
-        ("data prepare status", "", "prepare status"),  # a part of data stands first
+        ("data prepare status", "prepare", "status"),
         ("export results --to submission --list", "--to submission", "results --list"),
         ("export results --to=submission --list", "--to submission", "results --list"),
         ("check --all", "", "--all"),

@@ -33,12 +33,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common import repository
-from common.arguments import add_shared, data_action
+from common.arguments import add_shared
 from common.config import schema as configs
 from common.data import fetch as downloads
 from common.data import preparation
 from common.data import status as states
-from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.training.load import read_config
 
 
@@ -59,22 +59,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--source", type=Path, metavar="DIR", help=text)
         add_shared(parser, "--json", "--data")
         return
-    parser.add_argument("action", type=data_action, choices=("prepare", "verify"))
     add_shared(parser, "benchmark", "--size")
-    parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
-    text = "the configuration to prepare for; closed and efficient of BERT have data of their own"
+    if part == "prepare":
+        parser.add_argument("--source", metavar="DIR", help="a folder, or for images OWNER/NAME on the hub")
+    text = "the configuration that reads the data; closed and efficient of BERT have data of their own"
     parser.add_argument("--configuration", default="baseline", metavar="NAME", help=text)
     add_shared(parser, "--set", "--data")
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.part:
-        return fetch(args) if args.part == "fetch" else show_status(args)
+    if args.part == "fetch":
+        return fetch(args)
+    if args.part == "status":
+        return show_status(args)
     config, _, _ = read_config(args.benchmark, args.configuration, size=args.size, settings=args.set)
-    if args.action == "prepare":
-        return prepare(config, args.source)
-    if args.source is not None:
-        raise UserError("only `prepare` takes a source", where=f"--source {args.source}")
+    return prepare(config, args.source) if args.part == "prepare" else verify(config)
+
+
+def verify(config: configs.RunConfig) -> int:
+    """Print what was changed, and record what was found for `ttt data status`."""
     digest, misfits, damage, lacking = preparation.read_all(config)
     for problem in misfits + damage:
         print(repository.relative_paths_in(problem))
@@ -82,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     state = "damaged" if damage else "intact, of other settings" if misfits else "intact"
     if lacking:
         state += f"{',' if damage else ', but'} lacks {', '.join(lacking)}"
-    print(f"{args.benchmark} {args.size}: {state}, fingerprint {digest}")
+    print(f"{config.benchmark} {config.size}: {state}, fingerprint {digest}")
     return EXIT_FINDINGS if misfits + damage + lacking else EXIT_OK
 
 
