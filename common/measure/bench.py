@@ -1,7 +1,7 @@
 """A bench: the throughput of configurations side by side, printed and kept figure by figure."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache, partial
@@ -24,7 +24,7 @@ from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
 from common.training.memory import is_out_of_memory
-from common.training.probes import Part, probes_of
+from common.training.probes import probes_of
 
 
 def bench(
@@ -62,11 +62,6 @@ def bench(
             console.print(format_rate(row, samples_name))
         save_json(path(), figures)
 
-    def report_part(part: Part, per_s: float) -> None:
-        console.print(f"  {part.name:46} {per_s:10.1f} {samples_name}/s")
-        figures["parts"][part.name] = per_s
-        save_json(path(), figures)
-
     peaks = measure_peaks(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # all memory is free
     with ExitStack() as stack:
         runs, memory = open_runs(configs, shapes, stack, report)
@@ -87,8 +82,12 @@ def bench(
             report(row)
         if any(rate["tokens_per_s"] for rate in figures["rates"]):
             console.print("tokens/s leaves padding out")
-        if has_parts:
-            measure_parts(next(iter(runs)), first, seconds, console, report_part, report)
+        for name, per_s in measure_parts(first, seconds, report) if has_parts else ():
+            if not figures["parts"]:
+                console.print(f"parts of a step of {next(iter(runs))}, each timed alone:")
+            console.print(f"  {name:46} {per_s:10.1f} {samples_name}/s")
+            figures["parts"][name] = per_s
+            save_json(path(), figures)
         if not shapes:
             project_runs(list(runs), figures, project, console)
     save_json(path(), figures)
@@ -122,21 +121,14 @@ def open_runs(
 
 
 def measure_parts(
-    name: str,
-    run: TrainingRun,
-    seconds: float,
-    console: Console,
-    report_part: Callable[[Part, float], None],
-    report: Callable[[Failure], None],
-) -> None:
-    """Report the samples/s of each piece of a step alone, until memory is short."""
+    run: TrainingRun, seconds: float, report: Callable[[Failure], None]
+) -> Iterator[tuple[str, float]]:
+    """Yield each piece of a step with its samples/s alone, until memory is short."""
     try:
-        for number, part in enumerate(probes_of(run.benchmark).bench_parts()):
+        for part in probes_of(run.benchmark).bench_parts():
             warm_up(part.call)
             (times,) = interleave({0: partial(time_call, part.call, run.device)}, seconds=seconds).values()
-            if number == 0:
-                console.print(f"parts of a step of {name}, each timed alone:")
-            report_part(part, part.num_samples / statistics.mean(times))
+            yield part.name, part.num_samples / statistics.mean(times)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
