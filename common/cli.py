@@ -349,7 +349,7 @@ def answer(arguments: list[str]) -> int:
         if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
             print(INTERRUPTED, file=sys.stderr)
             return EXIT_INTERRUPTED
-        if missing := repository.explain_missing(error):
+        if missing := repository.explain_machine_fault(error):
             print(f"error: {one_line(missing)}", file=sys.stderr)
             return EXIT_USAGE
         traceback.print_exc()

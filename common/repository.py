@@ -160,7 +160,7 @@ def install_hint(extra: str) -> str:
     return f"in a clone of this suite: pip install {'' if IS_INSTALLED else '-e '}'.[{extra}]'"
 
 
-def explain_missing(error: Exception) -> UserError | None:
+def explain_machine_fault(error: Exception) -> UserError | None:
     """Say what to do about an error of this machine: a package, memory, or room that it lacks, or a disk.
 
     Returns None for any other error.

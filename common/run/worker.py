@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from common.errors import EXIT_FINDINGS, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_USAGE, UserError, name_error
 from common.processes import ignore_ending_signals, raise_interrupt, tolerate_lost_output
-from common.repository import WORKSPACE, explain_missing
+from common.repository import WORKSPACE, explain_machine_fault
 from common.run import mllog
 from common.run.heartbeat import Heartbeat, Slot
 from common.run.loop import make_run
@@ -50,7 +50,7 @@ def run_rank(rank_info: RankInfo, heartbeat: Heartbeat, slot: Slot) -> int:
                 code = make_run(Spec(**distributed.broadcast(spec)), rank_info, slot)
                 leave(code)  # destroying the process group may abort a rank whose result is whole
         except Exception as raised:
-            error = explain_missing(raised) or raised
+            error = explain_machine_fault(raised) or raised
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else torch raises here when a worker ends
             slot.fail(describe_error(error))
             code = exit_code_of(error)

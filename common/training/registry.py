@@ -10,7 +10,7 @@ from common.config.names import find_methods
 from common.config.schema import RunConfig, Strict
 from common.config.validation import validate
 from common.errors import UserError, name_error, nearest
-from common.repository import explain_missing, module_file
+from common.repository import explain_machine_fault, module_file
 from common.training.method import Method
 
 NO_HOOKS = {"__init__", "refuse", "dropped_from"}
@@ -23,7 +23,7 @@ def kind_of(name: str, module: str) -> type[Method]:
     try:
         kind: type[Method] | None = getattr(importlib.import_module(module), class_name, None)
     except Exception as error:
-        if explain_missing(error):
+        if explain_machine_fault(error):
             raise
         raise UserError(f"cannot be imported: {name_error(error)}", where=file) from error
     if kind is None:
