@@ -275,16 +275,20 @@ class RunConfig(Strict):
         return validate(type(self), self.model_dump() | changes, {})
 
 
+def usual_directory(benchmark: str, size: str) -> str:
+    return f"data/{benchmark}/{size}"
+
+
 def data_command(verb: str, benchmark: str, size: str, configuration: str, directory: str) -> str:
     """Return a `ttt data` command; it names the configuration where its data have a place of their own."""
-    chosen = f" --configuration {configuration}" * (directory != f"data/{benchmark}/{size}")
+    chosen = f" --configuration {configuration}" * (directory != usual_directory(benchmark, size))
     return f"ttt data {verb} {benchmark} --size {size}{data_option()}{chosen}"
 
 
 def prepare_hint(benchmark: str, size: str, configuration: str, directory: str) -> str:
     """Tell a person to prepare the data of a configuration; size full is made from a source."""
     command = data_command("prepare", benchmark, size, configuration, directory)
-    place = f" --set data.directory={directory}" * (" --configuration " in command)
+    place = f" --set data.directory={directory}" * (directory != usual_directory(benchmark, size))
     return f"run: {command}{place}{' --source DIR' * (size == 'full')}"
 
 
