@@ -60,8 +60,7 @@ def read_bands(benchmark: str) -> dict[str, Band]:
         bands = {
             name: validate(Band, band, document.origins, (name,)) for name, band in document.values.items()
         }
-    new = configurations(benchmark)
-    return bands or {name: Band(num_steps=NUM_STEPS, first=[], last=[]) for name in new}
+    return bands or {name: Band(num_steps=NUM_STEPS, first=[], last=[]) for name in configurations(benchmark)}
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from common.evidence.trackers.store import Store, import_library
 from common.evidence.trackers.tracked_run import RUNNING, Measurement, TrackedRun
 from common.files import write_text
+from common.repository import digest_text
 
 QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 SWITCHED_OFF: dict[str, Any] = {
@@ -80,7 +81,7 @@ class WandbRuns(Store):
 
     def begin(self, run: TrackedRun) -> Any:
         """Begin a run anew, and remove the folder of an earlier export."""
-        run_id = hashlib.sha256(run.key.encode()).hexdigest()[:16]
+        run_id = digest_text(run.key, 16)
         for folder in (self.out / "wandb").glob(f"offline-run-*-{run_id}"):
             shutil.rmtree(folder)
         handle = self.wandb.init(
