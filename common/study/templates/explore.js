@@ -377,8 +377,10 @@ function categorise() {
   if (categories.by === state.colour) return;
   const of = { recipe: (c) => c.configuration, name: (c) => c.name, hardware: (c) => c.hardware,
     study: (c) => c.study || "scored runs", budget: (c) => (c.budget === null ? "unknown" : `${c.budget}`) }[state.colour];
-  const isRecipe = state.colour === "recipe", first = isRecipe ? DATA.coloured_first : []; // as in the report
-  const rest = unique(cells.map(of)).filter((name) => !first.includes(name)), names = [...first, ...(isRecipe ? plainFirst(rest) : rest)];
+  const isRecipe = state.colour === "recipe";
+  const first = isRecipe ? DATA.coloured_first : []; // as in the report
+  const rest = unique(cells.map(of)).filter((name) => !first.includes(name));
+  const names = [...first, ...(isRecipe ? plainFirst(rest) : rest)];
   categories = new Map(names.map((name, i) => [name, {
     name, colour: PALETTE[i % PALETTE.length], shape: SHAPES[i % SHAPES.length], dash: DASHES[i % DASHES.length],
   }]));
