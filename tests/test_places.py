@@ -14,8 +14,8 @@ from tests.command import ttt_here
 
 READERS = "score|check|report|reproduce|export --to csv|report --explore"
 OPTIONS = {  # by option: the commands that read or write there
-    "data": "run --all|run|accept|data prepare|data status|doctor|inspect profile|inspect neighbour|estimate|"
-    "sweep|ablate|compare|replay",
+    "data": "run --all|run|accept|data fetch|data prepare|data verify|data status|doctor|inspect profile|"
+    "inspect neighbour|estimate|sweep|ablate|compare|replay",
     "results": "run --all|run|accept|bench|inspect profile|inspect neighbour|inspect compile|doctor|estimate|"
     f"sweep|ablate|compare|list methods|{READERS}",
     "systems": "run --all|run|check|report|report --explore|export --to submission",
