@@ -33,7 +33,7 @@ def reuse_memory() -> bool:
 class ReuseMemory(Method):
     """Applies to the whole process, from before the first step."""
 
-    is_exact = True
+    is_exact = is_process_wide = True
 
     def model(self, model: nn.Module) -> nn.Module:
         if not reuse_memory():

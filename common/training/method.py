@@ -114,6 +114,7 @@ class Method:
     is_exact: ClassVar[bool] = False
     is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
     is_approved: ClassVar[bool] = False  # another numerical format that the closed division approves
+    is_process_wide: ClassVar[bool] = False  # it acts on the process, and so on every model in it
     config: RunConfig
 
     class Config(Strict):

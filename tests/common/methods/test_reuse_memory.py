@@ -3,7 +3,9 @@
 import json
 import sys
 
-from tests.command import run
+from common.commands.measure.bench import refuse_process_wide
+from common.measure.device_run import load
+from tests.command import one_line, run, ttt
 
 PROGRAM = """
 import json, resource, sys
@@ -38,3 +40,10 @@ def test_memory_is_used_again_and_training_has_the_same_bits():
     (plain_faults, plain), (faults, weights) = trained("plain"), trained("reused")
     assert weights == plain
     assert faults < plain_faults / 10
+
+
+def test_a_bench_refuses_it_where_another_configuration_lacks_it():
+    refused = ttt("bench", "language_bert", "baseline", "baseline+reuse_memory", "--size", "mini")
+    assert refused.returncode == 2 and "acts on the whole process" in one_line(refused)
+    both = [load("language_bert", f"{name}+reuse_memory", size="mini") for name in ("baseline", "optimized")]
+    refuse_process_wide(both)
