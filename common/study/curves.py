@@ -25,9 +25,10 @@ from common.evidence.log import Log
 INTERPOLATION = (
     "a quality is that of the best budget so far, stopped there or at its end, and of straight lines between "
     "the ends of budgets, made isotonic; a time is that of the budget whose runs, stopped at the quality, "
-    "need the least, where all of them reach it; after the largest budget `at least` is said; times are "
-    "without evaluations; 95 % intervals are Student's over the seeds; differences are paired by seed, with "
-    "Holm's correction for all times of all pairs"
+    "need the least, where all of them reach it, and its interval is of runs of this budget that reach it; "
+    "after the largest budget `at least` is said; times are without evaluations; 95 % intervals are "
+    "Student's over the seeds; differences are paired by seed, with Holm's correction for all times of all "
+    "pairs"
 )
 Bound = Literal["", "at least", "at most"]
 
@@ -127,10 +128,12 @@ class Curve:
 class Value:
     """The answer to a question on one or two curves; `estimate` is None where there is none.
 
-    A time that is a bound has no interval. `detectable`: the smallest ratio less 1 that the runs could show.
+    A time that is a bound has no interval. `budget` is that of the runs whose time it is. `detectable`: the
+    smallest ratio less 1 that the runs could show.
     """
 
     estimate: Estimate | None = None
+    budget: float | None = None
     bound: Bound = ""
     values: tuple[float, ...] = ()  # of the seeds
     detectable: float | None = None
@@ -233,17 +236,24 @@ def read_run(log: Log) -> Run:
 
 def time_at(curve: Curve, quality: float) -> Value:
     """Return the least mean time in which all runs of a budget reach a quality."""
-    best, is_exceeded = None, False
-    for budget in zip(*curve.seeds, strict=True):
-        times = [time for run in budget if (time := run.line.time_at(quality)) is not None]
-        if len(times) == len(budget) and (best is None or statistics.fmean(times) < statistics.fmean(best)):
-            best, is_exceeded = times, any(run.way[0].quality > quality for run in budget)
+    best = None
+    for point, runs in zip(curve.points, zip(*curve.seeds, strict=True), strict=True):
+        times = times_to(quality, runs)
+        if len(times) == len(runs) and (best is None or statistics.fmean(times) < statistics.fmean(best[0])):
+            best = times, point.budget, any(run.way[0].quality > quality for run in runs)
     if best is None:
         return Value()
-    estimate = intervals.mean(best)
+    times, budget, is_exceeded = best
+    estimate = intervals.mean(times)
     if is_exceeded:
         estimate = Estimate(value=estimate.value, interval=None)
-    return Value(estimate=estimate, bound="at most" if is_exceeded else "", values=tuple(best))
+    bound: Bound = "at most" if is_exceeded else ""
+    return Value(estimate=estimate, budget=budget, bound=bound, values=tuple(times))
+
+
+def times_to(quality: float, runs: Sequence[Run]) -> list[float]:
+    """Return the seconds of the runs that reach a quality, to it."""
+    return [time for run in runs if (time := run.line.time_at(quality)) is not None]
 
 
 def qualities_at(curve: Curve, moments: Sequence[float]) -> np.ndarray:

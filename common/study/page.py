@@ -51,7 +51,7 @@ def describe_answers(answers: Answers) -> Iterator[str]:
     """Yield the times to the target, their ratio, and where one curve is shown to be ahead."""
     level = next(level for level in answers.equal_quality if level.quality == answers.target)
     times = [
-        f"{with_bound(value, SECONDS, ' s')} as `{name}`" if value.estimate else "no time that all runs need"
+        f"{with_bound(value, SECONDS, ' s')}, as `{name}`" if value.estimate else "no time that all runs need"
         for name, value in level.seconds.items()
     ]
     yield f"reaches {answers.target:.2f} in {' and in '.join(times)};"

@@ -6,158 +6,62 @@ tests/common/study/test_simulations.py checks it. Every simulation has a fixed s
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from common.evidence import intervals
+from common.evidence.compare.sequential import decide
 from common.evidence.disturbance import slow_runs
 from common.evidence.intervals import ALPHA
 from common.evidence.ledger import EffectTest, Trained
 from common.evidence.page import markdown_table
-from common.study import curves
 from common.study.ablation.factorial import design, interaction
+from common.study.ablation.ledger import minutes_saved
 from common.study.ablation.measurements import Measurements, test_contrasts
-from common.study.ablation.switches import State
-from common.study.curves import Curve, Evaluation, Point, Run
+from common.study.ablation.switches import State, Step
 from common.study.ranking import bound_qualities, bound_times
+from common.study.simulated_sweeps import (
+    LEVEL,
+    NUM_STUDIES,
+    QUALITY_SPREAD,
+    RISING,
+    SATURATING,
+    SOONER,
+    false_crossings,
+    false_leads,
+    frontier_quality,
+    frontier_time,
+    holds,
+    sweep_ratio,
+)
+from common.study.trials import Trial
 
-NUM_STUDIES = 2000
 NUM_TURNS = 9
-BUDGETS = np.array([0.15, 0.3, 0.5, 0.75, 1.0])
-SHARES = np.arange(1, 7) / 6  # of a run, where it is evaluated
-WHOLE_S = 60.0
 WRONG, HELD, FOUND = "false positives", "coverage", "found"
 NUM_IMAGES = 360  # that a quality is measured on
-TIME_SPREAD, QUALITY_SPREAD = 0.05, 0.008  # of a run's logarithmic time; of a measured quality
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The expected quality of every budget at every evaluation; `asymptote` minus a gap that training closes.
-
-    A run that ends sooner than planned has not had its learning rate lowered, and is worse for it.
-    """
-
-    asymptote: float
-    gap: float
-    speed: float
-
-    def qualities(self) -> np.ndarray:
-        """Return them, budgets by evaluations."""
-        samples = BUDGETS[:, None] * SHARES
-        reached = self.asymptote - self.gap * np.exp(-self.speed * samples)
-        return np.asarray(reached * (1 - 0.15 * (1 - SHARES)))
-
-
-RISING, SATURATING, LEVEL = Truth(0.9, 0.6, 3.0), Truth(0.96, 0.5, 9.0), Truth(0.95, 0.0, 0.0)
-SOONER = Truth(0.96, 0.5, 12.0)  # than SATURATING, to the same asymptote
-
-
-def simulate_curves(
-    truth: Truth,
-    num_seeds: int,
-    generator: np.random.Generator,
-    num_studies: int = NUM_STUDIES,
-    *,
-    num_images: int = 0,
-) -> Iterator[Curve]:
-    """Yield curves of one truth: run times vary by 5 %, each measured quality by 0.8 points.
-
-    With `num_images` a quality is the accuracy on so many.
-    """
-    shape = (num_studies, num_seeds, len(BUDGETS))
-    pace = np.exp(TIME_SPREAD * generator.standard_normal((*shape, 1)))
-    times = WHOLE_S * BUDGETS[:, None] * SHARES * pace
-    noise = QUALITY_SPREAD * generator.standard_normal((*shape, len(SHARES)))
-    qualities = truth.qualities() + noise
-    if num_images:
-        qualities = np.round(qualities * num_images) / num_images
-    yield from map(make_curve, times, qualities)
-
-
-def make_curve(times: np.ndarray, qualities: np.ndarray) -> Curve:
-    """Return the curve of seeds x budgets x evaluations."""
-    points = []
-    ways = np.stack([times, qualities], axis=-1).swapaxes(0, 1).tolist()
-    for budget, of_seeds in zip(BUDGETS.tolist(), ways, strict=True):
-        runs = [
-            Run(log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=s, quality=q) for s, q in way))
-            for seed, way in enumerate(of_seeds)
-        ]
-        point = Point(
-            budget=budget,
-            samples=0.0,
-            seconds=plain_mean([run.end.seconds for run in runs]),
-            quality=plain_mean([run.end.quality for run in runs]),
-            cost=None,
-            runs=tuple(runs),
-        )
-        points.append(point)
-    return Curve(configuration="", points=tuple(points))
-
-
-def plain_mean(values: Sequence[float]) -> intervals.Estimate:
-    """Return a mean without an interval, which no rule reads and which takes its time."""
-    return intervals.Estimate(value=float(np.mean(values)), interval=None)
-
-
-def holds(interval: intervals.Interval | None, value: float) -> bool:
-    return interval is not None and interval.holds(value)
-
-
-def frontier_quality(
-    truth: Truth, num_seeds: int, seconds: float, generator: np.random.Generator
-) -> Iterator[bool]:
-    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
-    expected = curves.qualities_at(make_curve(times[None], truth.qualities()[None]), [seconds])[0, 0]
-    for curve in simulate_curves(truth, num_seeds, generator):
-        if estimate := curves.quality_at(curve, seconds).estimate:
-            yield holds(estimate.interval, float(expected))
-
-
-def frontier_time(
-    truth: Truth, num_seeds: int, quality: float, generator: np.random.Generator
-) -> Iterator[bool]:
-    """The truth is the least expected time of a budget's runs, stopped there, from 5,000 runs."""
-    (many,) = simulate_curves(truth, 5_000, generator, 1)
-    expected = curves.time_at(many, quality).estimate
-    assert expected is not None
-    for curve in simulate_curves(truth, num_seeds, generator):
-        if estimate := curves.time_at(curve, quality).estimate:
-            yield holds(estimate.interval, expected.value)
-
-
-def false_crossings(
-    one: Truth, other: Truth, num_seeds: int, generator: np.random.Generator
-) -> Iterator[bool]:
-    """Yield whether two curves that do not cross seem to."""
-    ones, others = (simulate_curves(truth, num_seeds, generator) for truth in (one, other))
-    for first, second in zip(ones, others, strict=True):
-        (compared,) = curves.compare_pairs([(first, second)])
-        yield any(curves.find_crossings(first, second, compared.gaps))
-
-
-def false_leads(
-    truth: Truth, num_images: int, num_seeds: int, generator: np.random.Generator
-) -> Iterator[bool]:
-    """Yield whether one of two equal curves is shown to be ahead at some time."""
-    ones, others = (simulate_curves(truth, num_seeds, generator, num_images=num_images) for _ in range(2))
-    for first, second in zip(ones, others, strict=True):
-        (compared,) = curves.compare_pairs([(first, second)], 1 / num_images)
-        yield any(gap.sign for gap in compared.gaps)
+BASE_LOG_SAMPLES = 8.0  # of an ablation
 
 
 def ablations(
-    num_switches: int, num_seeds: int, generator: np.random.Generator, *, samples: float = 0.0
+    num_switches: int,
+    num_seeds: int,
+    generator: np.random.Generator,
+    *,
+    samples: float = 0.0,
+    seed_spread: float = 0.2,
 ) -> Iterator[Measurements]:
     """Yield measurements of a base and of each switch alone; none does anything but change log samples."""
     states = [State(), *(State({f"switch{number}"}) for number in range(num_switches))]
     for _ in range(NUM_STUDIES):
         of_seeds = generator.standard_normal(num_seeds)  # good or bad for all states alike
-        logs = 8 + 0.1 * generator.standard_normal((len(states), num_seeds)) + 0.2 * of_seeds
+        logs = (
+            BASE_LOG_SAMPLES
+            + 0.1 * generator.standard_normal((len(states), num_seeds))
+            + seed_spread * of_seeds
+        )
         logs[1:] += samples
         qualities = 0.9 + 0.01 * generator.standard_normal((len(states), num_seeds)) - 0.02 * of_seeds
         turns = np.exp(0.05 * generator.standard_normal((len(states), NUM_TURNS)))
@@ -203,6 +107,19 @@ def effect_coverage(num_switches: int, num_seeds: int, generator: np.random.Gene
             yield holds(estimate.interval, truth)
 
 
+def saved_coverage(num_switches: int, num_seeds: int, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether the interval of the minutes that a switch saves holds the truth, half of them.
+
+    The interval is for the seeds that were run. What these have in common would scale it and the truth alike
+    and is left out.
+    """
+    step, truth = Step(before=State(), after=State({"switch0"})), math.exp(BASE_LOG_SAMPLES) / 60 / 2
+    for study in ablations(num_switches, num_seeds, generator, samples=math.log(0.5), seed_spread=0.0):
+        log_time = intervals.median(study.log_ratios(step.after, step.before))
+        if log_samples := study.log_samples.estimate(step.contrast):
+            yield holds(minutes_saved(study, step, log_time, log_samples).interval, truth)
+
+
 def false_interactions(num_factors: int, generator: np.random.Generator) -> Iterator[bool]:
     """Yield whether a factorial of two runs a state shows an interaction of samples where there is none."""
     made = design([f"switch{number}" for number in range(num_factors)], 2**num_factors)
@@ -236,6 +153,32 @@ def false_leaders(
     for study in studies.tolist():
         bounds = bound(dict(enumerate(study))).values()
         yield min(high for _, high in bounds) < max(low for low, _ in bounds)
+
+
+def best_trial_coverage(
+    num_trials: int, num_runs: int, between: float, generator: np.random.Generator
+) -> Iterator[bool]:
+    """Yield whether the interval of the best trials' speed-up holds the ratio of their expected times.
+
+    One side takes twice the time. Runs of a trial vary by 15 %, recipes by `between`.
+    """
+    for _ in range(NUM_STUDIES):
+        sides = []
+        for log_time in (math.log(2), 0.0):
+            truths = log_time + between * generator.standard_normal(num_trials)
+            minutes = np.exp(truths[:, None] + 0.15 * generator.standard_normal((num_trials, num_runs)))
+            trials = [Trial(settings=(), minutes=tuple(runs), samples=()) for runs in minutes.tolist()]
+            best = min(range(num_trials), key=lambda number: trials[number].rank)
+            sides.append((truths[best], minutes[best]))
+        (slow, slow_minutes), (fast, fast_minutes) = sides
+        yield holds(intervals.ratio(slow_minutes, fast_minutes).interval, math.exp(slow - fast))
+
+
+def find_differences(num_pairs: int, shift: float, generator: np.random.Generator) -> Iterator[bool]:
+    """Yield whether a comparison, looked at after every pair, shows a difference of `shift` deviations."""
+    for pairs in shift + generator.standard_normal((NUM_STUDIES, num_pairs)):
+        outcome = decide(pairs, margin=0.0, max_pairs=num_pairs).outcome
+        yield outcome == "higher" or (outcome == "lower" and not shift)
 
 
 def flag_runs(num_runs: int, num_slow: int, spread: float, generator: np.random.Generator) -> Iterator[bool]:
@@ -273,10 +216,16 @@ RULES: dict[str, tuple[str, str, Simulate]] = {  # name, meaning of the share of
     "ahead": ("sweep: ahead", WRONG, false_leads),
     "quality": ("sweep: quality within a time", HELD, frontier_quality),
     "time": ("sweep: time to a quality", HELD, frontier_time),
+    "ratio": ("sweep: how many times sooner", HELD, sweep_ratio),
+    "best trial": ("sweep: the best of the trials", HELD, best_trial_coverage),
+    "different": ("compare: a difference", WRONG, find_differences),
+    "found": ("compare: a difference", FOUND, find_differences),
     "samples": ("ablate: an effect on samples", WRONG, partial(false_effects, "samples")),
     "throughput": ("ablate: an effect on throughput", WRONG, partial(false_effects, "throughput")),
     "fewer samples": ("ablate: samples of a switch", HELD, effect_coverage),
     "bound": ("ablate: more than Amdahl's bound", WRONG, false_gains),
+    "better switch": ("ablate: an effect on quality", WRONG, partial(false_effects, "quality")),
+    "saved": ("ablate: minutes saved", HELD, saved_coverage),
     "interaction": ("ablate: an interaction of samples", WRONG, false_interactions),
     "faster": ("explore: a recipe is faster", WRONG, false_leaders),
     "better": ("explore: a recipe is better", WRONG, false_leaders),
@@ -313,6 +262,13 @@ TRUTHS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (  # of a rule, in words 
     ("better", "20 equal recipes, 360 images, 2 runs each", ("quality", 20, 2)),
     ("speed-up", "2, by 5 runs of each, one side with three times the spread", (5,)),
     ("quality", "level, 5 seeds, after a third of the time", (LEVEL, 5, 20.0)),
+    ("better switch", "8 idle switches, 2 seeds", (8, 2)),
+    ("saved", "half of the samples, 2 seeds, which the interval is for", (8, 2)),
+    ("ratio", "rising against saturating, 3 seeds", (RISING, SATURATING, 3, 0.8)),
+    ("time", "rising, 5 seeds, where half of the runs of a budget reach it", (RISING, 5, 0.765)),
+    ("best trial", "8 trials of 3 runs; recipes vary by 30 %", (8, 3, 0.3)),
+    ("different", "none, a look after each of 20 pairs", (20, 0.0)),
+    ("found", "two standard deviations of a pair, 10 pairs", (10, 2.0)),
 )
 ROWS = [(RULES[rule][0], truth, RULES[rule][1]) for rule, truth, _ in TRUTHS]
 

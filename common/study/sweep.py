@@ -166,6 +166,7 @@ def with_bound(value: Value, form: Form, unit: str = "") -> str:
     if value.estimate is None:
         return DASH
     text, limits = f"{value.bound} {spread_of(value.estimate, form, unit)}".lstrip(), value.estimate.interval
+    text += "" if value.budget is None else f", budget {value.budget:g}"
     is_undecided = limits is not None and limits.holds(1)
     return f"{text}, could show {1 + value.detectable:.2f}x" if value.detectable and is_undecided else text
 

@@ -6,6 +6,7 @@ from pytest import approx
 from common.evidence import intervals
 from common.study import curves
 from common.study.curves import Curve, Evaluation, Line, Run
+from common.study.sweep import with_bound
 
 
 def of_runs(name, *points):
@@ -26,10 +27,10 @@ def curve(name, *points, spread=0.0):
 
 
 def of_ways(name, *budgets):
-    """Return a curve of budgets, each the (seed, way) of its runs: (seconds, quality) of its evaluations."""
+    """Return a curve of budgets 1, 2, ..., each the (seed, way) of its runs: (seconds, quality)."""
     points = [
         curves.make_point(
-            1.0,
+            float(budget),
             [
                 Run(
                     log="", seed=seed, way=tuple(Evaluation(seconds=s, samples=10, quality=q) for s, q in way)
@@ -37,7 +38,7 @@ def of_ways(name, *budgets):
                 for seed, way in runs
             ],
         )
-        for runs in budgets
+        for budget, runs in enumerate(budgets, 1)
     ]
     return Curve(configuration=name, points=tuple(points))
 
@@ -64,7 +65,10 @@ def test_a_time_is_that_of_the_budget_whose_stopped_runs_need_the_least():
     one = of_ways("one", enumerate(short), enumerate(long))
     value = curves.time_at(one, 0.5)  # of the short budget only one run reaches it
     assert value.values == (20, 24) and value.estimate.value == 22 and value.bound == ""
-    assert curves.time_at(one, 0.42).values == approx((8.8, 8 + 8 * 0.02 / 0.05))  # less than 16.1 s
+    assert with_bound(value, "{:.0f}".format).endswith(", budget 2")
+    sooner = curves.time_at(one, 0.42)
+    assert sooner.values == approx((8.8, 8 + 8 * 0.02 / 0.05))  # less than 16.1 s
+    assert sooner.budget == 1
     early = curves.time_at(one, 0.35)  # exceeded at the first evaluation
     assert (early.estimate.value, early.estimate.interval, early.bound) == (8, None, "at most")
     assert curves.time_at(one, 0.95) == curves.Value()
