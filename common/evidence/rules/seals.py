@@ -219,7 +219,7 @@ def logs_keep_to_the_seal(sealing: Sealing) -> Iterator[Found]:
     recipe = recipe_of_seal(seal)
     for log, _ in sealing.paired():
         facts = {
-            "benchmark": (seal.benchmark, log.benchmark),
+            "benchmark": (seal.benchmark, log.benchmark or None),
             "system": (seal.system, log.value("submission_platform")),
             "configuration": (seal.configuration_name, log.value("configuration_name")),
             "size": (seal.size, log.value("benchmark_size")),

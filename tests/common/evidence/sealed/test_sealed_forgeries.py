@@ -8,7 +8,7 @@ import pytest
 
 from common.evidence.audit import audit, audit_set, find_broken_rules
 from common.evidence.log import load
-from common.evidence.rules.rule import add, retime
+from common.evidence.rules.rule import add, edit, retime
 from common.evidence.rules.sealed_files import (
     bytes_of,
     edit_event,
@@ -63,6 +63,14 @@ def test_honest_sets_that_are_sealed_break_no_further_rule(tmp_path):
         sealed = read_set(files, tmp_path / str(number), run_set.lead.folders)
         before, after = ({f.rule for f in audit_set(s) if f.rule[0] != "Y"} for s in (run_set, sealed))
         assert after == before and read_sealing(sealed).describe() == "sealed"
+
+
+def test_a_log_of_no_known_benchmark_does_not_differ_from_the_seal_too(tmp_path):
+    run_set, files = honest_sets()[0]
+    rename = edit("submission_benchmark", value="x")
+    unknown = {name: rename(files[name]) for name in results_of(files)}
+    forged = read_set(files | unknown, tmp_path, (run_set.lead.folders[0], "other"))
+    assert forged.lead.benchmark == "" and "C913" not in broken_rules(forged)
 
 
 def test_an_honest_miss_breaks_no_rule_of_seals(tmp_path):
