@@ -210,7 +210,7 @@ def list_turns(run_sets: Sequence[RunSet]) -> list[tuple[RunSet, int]]:
 def summarize(run_set: RunSet, outcomes: Counter[str]) -> str:
     num_new = run_set.num_runs - run_set.num_done
     counts = {
-        "were there": run_set.num_done,
+        "already there": run_set.num_done,
         "converged": outcomes["converged"],
         "missed the target": outcomes["missed"],
         "came to their end": outcomes["ended"],

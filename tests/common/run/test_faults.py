@@ -71,7 +71,7 @@ def test_a_set_goes_on_after_a_fault_and_continues_after_ctrl_c(place, ttt):
     out, errors = other.communicate(timeout=HANG_S)
     assert (done.returncode, other.returncode) == (0, 0), errors
     assert (out + done.stdout).count("1 of 3 runs are there, 2 more did not") == 1
-    assert "of 3 runs 1 were there, 2 converged\n" in out + done.stdout
+    assert "of 3 runs 1 already there, 2 converged\n" in out + done.stdout
     assert "which makes the runs of this folder" in out + done.stdout
     assert [path.name for path in place.results()] == [f"result_{index}.txt" for index in range(5)]
     assert [path.read_bytes() for path in before] == kept
