@@ -107,7 +107,7 @@ def frontier_time(
     expected = expect_times(truth, quality, generator)
     for curve in simulate_curves(truth, num_seeds, generator):
         time = curves.time_at(curve, quality)
-        if time.estimate and time.budget:
+        if time.estimate and time.budget and not time.bound:
             yield holds(time.estimate.interval, expected[time.budget])
 
 
@@ -146,6 +146,6 @@ def sweep_ratio(
     studies = (simulate_curves(truth, num_seeds, generator) for truth in (one, other))
     for pair in zip(*studies, strict=True):
         first, second = (curves.time_at(curve, quality) for curve in pair)
-        ratio = curves.times_faster(first, second).estimate
-        if ratio and first.budget and second.budget:
-            yield holds(ratio.interval, expected[0][first.budget] / expected[1][second.budget])
+        ratio = curves.times_faster(first, second)
+        if ratio.estimate and first.budget and second.budget and not ratio.bound:
+            yield holds(ratio.estimate.interval, expected[0][first.budget] / expected[1][second.budget])
