@@ -236,16 +236,16 @@ def read_run(log: Log) -> Run:
 
 def time_at(curve: Curve, quality: float) -> Value:
     """Return the least mean time in which all runs of a budget reach a quality."""
-    best = None
-    for point, runs in zip(curve.points, zip(*curve.seeds, strict=True), strict=True):
-        times = times_to(quality, runs)
-        if len(times) == len(runs) and (best is None or statistics.fmean(times) < statistics.fmean(best[0])):
-            best = times, point.budget, any(run.way[0].quality > quality for run in runs)
-    if best is None:
+    answers = [
+        (times, point.budget, runs)
+        for point, runs in zip(curve.points, zip(*curve.seeds, strict=True), strict=True)
+        if len(times := times_to(quality, runs)) == len(runs)
+    ]
+    if not answers:
         return Value()
-    times, budget, is_exceeded = best
+    times, budget, runs = min(answers, key=lambda answer: statistics.fmean(answer[0]))
     estimate = intervals.mean(times)
-    if is_exceeded:
+    if is_exceeded := any(run.way[0].quality > quality for run in runs):
         estimate = Estimate(value=estimate.value, interval=None)
     bound: Bound = "at most" if is_exceeded else ""
     return Value(estimate=estimate, budget=budget, bound=bound, values=tuple(times))

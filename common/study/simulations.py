@@ -43,6 +43,7 @@ NUM_TURNS = 9
 WRONG, HELD, FOUND = "false positives", "coverage", "found"
 NUM_IMAGES = 360  # that a quality is measured on
 BASE_LOG_SAMPLES = 8.0  # of an ablation
+FIRST = Step(before=State(), after=State({"switch0"}))  # of its switches
 
 
 def ablations(
@@ -101,9 +102,9 @@ def false_effects(figure: str, num_switches: int, num_seeds: int, _: np.random.G
 
 def effect_coverage(num_switches: int, num_seeds: int, generator: np.random.Generator) -> Iterator[bool]:
     """Yield whether the interval of a switch's samples holds the truth, a tenth fewer."""
-    truth, factors = math.log(0.9), {State({"switch0"}): 1.0, State(): -1.0}
+    truth = math.log(0.9)
     for study in ablations(num_switches, num_seeds, generator, samples=truth):
-        if estimate := study.log_samples.estimate(factors):
+        if estimate := study.log_samples.estimate(FIRST.contrast):
             yield holds(estimate.interval, truth)
 
 
@@ -113,11 +114,11 @@ def saved_coverage(num_switches: int, num_seeds: int, generator: np.random.Gener
     The interval is for the seeds that were run. What these have in common would scale it and the truth alike
     and is left out.
     """
-    step, truth = Step(before=State(), after=State({"switch0"})), math.exp(BASE_LOG_SAMPLES) / 60 / 2
+    truth = math.exp(BASE_LOG_SAMPLES) / 60 / 2
     for study in ablations(num_switches, num_seeds, generator, samples=math.log(0.5), seed_spread=0.0):
-        log_time = intervals.median(study.log_ratios(step.after, step.before))
-        if log_samples := study.log_samples.estimate(step.contrast):
-            yield holds(minutes_saved(study, step, log_time, log_samples).interval, truth)
+        log_time = intervals.median(study.log_ratios(FIRST.after, FIRST.before))
+        if log_samples := study.log_samples.estimate(FIRST.contrast):
+            yield holds(minutes_saved(study, FIRST, log_time, log_samples).interval, truth)
 
 
 def false_interactions(num_factors: int, generator: np.random.Generator) -> Iterator[bool]:
