@@ -122,8 +122,8 @@ def plan_attention(lengths: Tensor, max_length: int, kernel: str) -> Sequences:
     )
 
 
-def lay_out(cu_seqlens: Tensor, members: Sequence[Any]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Pad each group of sequences; `longest` is a multiple of ROUND_TO.
+def lay_out(cu_seqlens: Tensor, members: Sequence[np.ndarray]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """Pad each group of sequences, whose numbers are in `members`; `longest` is a multiple of ROUND_TO.
 
     Returns for each group its tokens and which of them are real, both (num_sequences, longest); then the
     index of each token (num_tokens,) in the concatenated groups.
