@@ -42,17 +42,20 @@ class DecoupledSGD(SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        decays = [group["weight_decay"] for group in self.param_groups]
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        unscale_gradients(self)
         overflow = getattr(self, "found_inf", None)  # 1 where loss scaling skips the step, else 0
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            factor = decay * group["lr"] / self.peak_lr
-            torch._foreach_mul_(parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow))
-            group["weight_decay"] = 0.0  # SGD must not decay again
-        result = super().step(closure)
-        for group, decay in zip(self.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
-        return result
+        for group in self.param_groups:
+            parameters, gradients, buffers = [list[Tensor]() for _ in range(3)]
+            self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
+            factor = group["weight_decay"] * group["lr"] / self.peak_lr
+            if parameters:
+                torch._foreach_mul_(
+                    parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow)
+                )
+                step_fused(self, group, parameters, gradients, buffers)
+        return loss
 
 
 class Lars(SGD):
@@ -97,19 +100,8 @@ class Lars(SGD):
             self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
             if parameters and group["weight_decay"]:
                 gradients = self.scale(parameters, gradients, group["weight_decay"])
-            sgd(
-                parameters,
-                gradients,
-                buffers,  # type: ignore[arg-type]
-                fused=True,
-                found_inf=getattr(self, "found_inf", None),
-                weight_decay=0.0,
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=group["nesterov"],
-                maximize=False,
-            )
+            if parameters:
+                step_fused(self, group, parameters, gradients, buffers)
         return loss
 
     def scale(self, parameters: list[Tensor], gradients: list[Tensor], decay: float) -> list[Tensor]:
@@ -192,6 +184,46 @@ class Lamb(Adam):
         ratios = torch.where((weights > 0) & (sizes > 0), weights / sizes, 1.0)
         ratios = ratios if overflow is None else ratios * (1 - overflow)
         torch._foreach_addcmul_(parameters, updates, ratios.unbind(), value=-group["lr"])
+
+
+def step_fused(
+    optimizer: SGD,
+    group: dict[str, Any],
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    buffers: list[Tensor],
+) -> None:
+    """Take an SGD step without weight decay, in place; after an overflow nothing changes.
+
+    There are no `buffers` without momentum.
+    """
+    lists = [parameters, gradients, buffers] if buffers else [parameters, gradients]
+    if parameters[0].device.type == "cpu":
+        lists = [list(one) for one in zip(*map(in_memory_order, zip(*lists, strict=True)), strict=True)]
+    sgd(
+        lists[0],
+        lists[1],
+        lists[2] if buffers else [],  # type: ignore[arg-type]
+        fused=True,
+        found_inf=getattr(optimizer, "found_inf", None),
+        weight_decay=0.0,
+        momentum=group["momentum"],
+        lr=group["lr"],
+        dampening=0.0,
+        nesterov=group["nesterov"],
+        maximize=False,
+    )
+
+
+def in_memory_order(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """View tensors that are all channels last so that they are contiguous; leave others as they are.
+
+    torch's fused SGD makes a contiguous copy of every other gradient on a CPU, and does not use it.
+    """
+    are_channels_last = all(
+        tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors
+    )
+    return tuple(tensor.permute(0, 2, 3, 1) for tensor in tensors) if are_channels_last else tensors
 
 
 def norms(tensors: list[Tensor]) -> Tensor:

@@ -54,6 +54,23 @@ def test_sgd_equals_its_definition_over_a_schedule(name, nesterov):
         torch.testing.assert_close(parameter.detach(), value, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["decoupled_sgd", "lars"])
+def test_on_a_cpu_sgd_copies_no_gradient_of_channels_last_weights(name: str) -> None:
+    config = config_of("baseline", "full", f"optimizer.name={name}").optimizer
+    layers = [nn.Conv2d(4, 8, 3, bias=False) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    layers[1].to(memory_format=torch.channels_last)
+    gradient = torch.randn(8, 4, 3, 3)
+    for layer in layers:
+        optimizer = build_optimizer(layer, config)
+        layer.weight.grad = torch.empty_like(layer.weight).copy_(gradient)
+        for _ in range(2):
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                optimizer.step()
+        assert "aten::clone" not in {event.key for event in profile.key_averages()}
+    torch.testing.assert_close(layers[1].weight, layers[0].weight, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("setting", ["optimizer.name=adamw", "optimizer.momentum=0.0"])
 def test_nesterov_without_momentum_is_refused(setting: str) -> None:
     with pytest.raises(UserError, match="nesterov needs sgd, decoupled_sgd or lars with a momentum"):
