@@ -98,7 +98,7 @@ def test_a_factorial_holds_what_others_need_and_is_refused_where_it_is_too_small
     assert names[:2] == ["baseline", "optimized"]
     assert plan(resnet, 0).design is None
     for too_small in (1, 7):
-        with pytest.raises(UserError, match="6 switches need a larger factorial; --max-design 8 or more"):
+        with pytest.raises(UserError, match="7 switches need a larger factorial; --max-design 8 or more"):
             plan(resnet, too_small)
 
 
