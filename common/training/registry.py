@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from common.config.division import refuse
@@ -64,6 +65,15 @@ def refuse_compiled(config: RunConfig, name: str) -> None:
                 where=f"methods.{name}",
                 hint=f"--set methods.{method.name}=false",
             )
+
+
+def refuse_process_wide(configs: Sequence[RunConfig]) -> None:
+    """Raise UserError for a method that acts on the process which all share, unless all have it."""
+    methods = [method for config in configs for method in build_methods(config) if method.is_process_wide]
+    for name, count in Counter(method.name for method in methods).items():
+        if count < len(configs):
+            what = "acts on the whole process, and so on every configuration that is timed in it"
+            raise UserError(what, where=name, hint="ttt compare --steps times each in a process of its own")
 
 
 def check_division(

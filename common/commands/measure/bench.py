@@ -17,18 +17,16 @@ examples:
 
 import argparse
 import json
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
 from common.arguments import add_shared, positive
 from common.config.schema import RunConfig
-from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
-from common.training.registry import build_methods
+from common.training.registry import refuse_process_wide
 
 LIMIT = 0.005  # of a step
 
@@ -67,15 +65,6 @@ def main(args: argparse.Namespace) -> int:
     if args.json and figures["peaks"]:
         print(json.dumps(figures))
     return EXIT_FINDINGS if figures["failed"] else EXIT_OK
-
-
-def refuse_process_wide(configs: Sequence[RunConfig]) -> None:
-    """Raise UserError for a method that acts on the process which all share, unless all have it."""
-    methods = [method for config in configs for method in build_methods(config) if method.is_process_wide]
-    for name, count in Counter(method.name for method in methods).items():
-        if count < len(configs):
-            what = "acts on the whole process, and so on every configuration of a bench"
-            raise UserError(what, where=name, hint="ttt compare --steps times each in a process of its own")
 
 
 def print_logging_costs(configs: list[tuple[str, RunConfig]], as_json: bool) -> int:

@@ -19,6 +19,7 @@ from common.evidence.recipes import flat
 from common.machine.system import machine_id
 from common.repository import MAX_NAME, configurations, shorten_name
 from common.training.load import load_open, read_config
+from common.training.registry import refuse_process_wide
 
 State = frozenset[str]
 Build = Callable[[configs.RunConfig], None]
@@ -77,8 +78,10 @@ class Switches:
             raise UserError(f"is the same as {self.base} at size {size}", where=where)
         self.refuse_settings_of_switches()
         self.problems: dict[State, str] = {}  # of the states that were tried; '' where there was none
-        for state in (frozenset(), self.all):
+        ends: tuple[State, State] = (frozenset(), self.all)
+        for state in ends:
             self.refuse_broken(state)
+        refuse_process_wide([self.load(state).config for state in ends])  # all states are timed in one
 
     def refuse_settings_of_switches(self) -> None:
         for text, switch in itertools.product(self.settings, self.switches):
@@ -190,10 +193,14 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
 
 
 def read_keys(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
-    """Read every key with its value, defaults too, then each method that is on with its settings."""
+    """Read every key with its value, defaults too, then each method that is on with its settings.
+
+    A method that drops itself from the configuration on this machine is off.
+    """
     config, _, _ = read_config(benchmark, configuration, size=size, settings=[])
     keys = config.model_dump(exclude={"configuration"})
-    methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items()}
+    kept = load_open(benchmark, configuration, size=size, settings=[]).config.methods
+    methods = {f"{METHODS}{name}": own for name, own in keys.pop("methods").items() if name in kept}
     return flat(keys) | methods
 
 

@@ -3,8 +3,8 @@
 import json
 import sys
 
-from common.commands.measure.bench import refuse_process_wide
 from common.measure.device_run import load
+from common.training.registry import refuse_process_wide
 from tests.command import one_line, run, ttt
 
 PROGRAM = """

@@ -17,6 +17,7 @@ from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
 from common.measure.steptime import buildable
+from common.methods.ema import Ema
 from common.repository import ROOT, benchmarks
 from common.study.ablation import experiment as experiments
 from common.study.ablation.design import plan
@@ -77,6 +78,19 @@ def test_what_a_method_needs_is_found_by_building(bert):
     assert left_out.together == ("last_layer_subset", "chunked_head")
     assert left_out.reason == "needs sparse_head before it"
     assert bert.left_out(by_name(bert, "unpad")).before == {"low_precision_layernorm"}
+
+
+def test_a_method_that_drops_itself_on_this_machine_is_no_switch(resnet, monkeypatch):
+    assert by_name(resnet, "im2col_wgrad")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    on_gpu = switches("image_classification")
+    assert {*resnet.all - on_gpu.all} == {"im2col_wgrad"}
+
+
+def test_a_method_that_acts_on_the_process_of_all_states_is_refused(monkeypatch):
+    monkeypatch.setattr(Ema, "is_process_wide", True)
+    with pytest.raises(UserError, match="acts on the whole process"):
+        switches("image_classification")
 
 
 def test_a_method_that_is_switched_off_is_a_switch_too(resnet):
