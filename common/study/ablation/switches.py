@@ -200,7 +200,7 @@ def read_keys(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
     config, _, _ = read_config(benchmark, configuration, size=size, settings=[])
     keys = config.model_dump(exclude={"configuration"})
     kept = load_open(benchmark, configuration, size=size, settings=[]).config.methods
-    methods = {f"{METHODS}{name}": own for name, own in keys.pop("methods").items() if name in kept}
+    methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items() if name in kept}
     return flat(keys) | methods
 
 
