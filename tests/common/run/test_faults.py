@@ -19,7 +19,8 @@ from tests.runs import BERT, END_S, HANG_S, RESNET, WHEN, failure_in, reason_of_
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
 KILLED = r"ended by SIGKILL \(kill -9, or out of memory\)"
-HUNG = r"no progress for 3 s \(--hung-after\), stopped, (computing a step|waiting for a batch)"
+DOING = "(computing a step|waiting for a batch|at the end of an evaluation)"
+HUNG = r"no progress for 3 s \(--hung-after\), stopped, " + DOING
 
 
 @pytest.mark.slow
