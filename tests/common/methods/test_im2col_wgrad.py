@@ -42,7 +42,7 @@ def gradients(model, images):
 def test_output_and_gradients_are_those_of_torch(shape, settings, size):
     plain, product = pair(*shape, **settings)
     images = torch.randn(3, shape[0], *size, dtype=torch.float64).to(memory_format=torch.channels_last)
-    assert product(images).grad_fn.name() == PRODUCT
+    assert type(product(images).grad_fn).__name__ == PRODUCT
     torch.testing.assert_close(gradients(product, images), gradients(plain, images), rtol=1e-12, atol=1e-12)
     assert product[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -57,13 +57,14 @@ def test_under_autocast_the_weight_gradient_is_rounded_once():
     with torch.autocast("cpu", torch.bfloat16):
         _, _, found = gradients(product, images.float())
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
+    assert (found.double() - expected).norm() < 2**-7 * expected.norm()
 
 
 def test_only_small_outputs_and_only_training_use_the_product():
     _, product = pair(2, 2, 3, padding=1, max_positions=2 * 3 * 3)
     small, large = (torch.zeros(2, 2, 3, width, dtype=torch.float64) for width in (3, 4))
-    assert [product(images).grad_fn.name() for images in (small, large)] == [PRODUCT, "ConvolutionBackward0"]
+    outputs = product(small), product(large)
+    assert [type(output.grad_fn).__name__ for output in outputs] == [PRODUCT, "ConvolutionBackward0"]
     product.requires_grad_(False)
     assert product(small).grad_fn is None
 
