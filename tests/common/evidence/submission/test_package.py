@@ -13,6 +13,7 @@ import tomllib
 
 from common.evidence.audit import Verdict
 from common.evidence.log import parse_log
+from common.evidence.sealed.seal import SEAL
 from common.evidence.submission import official
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
@@ -146,8 +147,8 @@ def test_a_rehearsal_of_the_committed_results_is_marked_in_every_file(tmp_path):
     files = [path for path in (out / "Example-rehearsal").rglob("*") if path.is_file()]
     assert len(files) > 50
     for path in files:
-        is_sealed = (path.parent / "runset.json").is_file()  # a mark would break the chain of its logs
-        assert is_sealed or "rehearsal: made to try" in path.read_text()[:3000], path
+        is_sealed = (path.parent / SEAL).is_file()  # a mark would break the chain of its logs
+        assert is_sealed is not ("rehearsal: made to try" in path.read_text()[:3000]), path
         assert not os.access(path, os.X_OK) or path.read_text().startswith("#!"), path
     assert ttt("check", "--no-official", out).returncode == 0
     described = next((out / "Example-rehearsal/systems").glob("*.json"))
