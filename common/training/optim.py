@@ -22,7 +22,60 @@ from common.errors import UserError
 MLPERF_NAMES = {"fused_lamb": "lamb"}  # the log names class and version too
 
 
-class DecoupledSGD(SGD):
+class FusedSGD(SGD):
+    """SGD in torch's fused form, after what a subclass does to parameters or gradients; it decays nothing."""
+
+    def __init__(
+        self, parameters: Any, *, lr: float, momentum: float, weight_decay: float, nesterov: bool = False
+    ) -> None:
+        super().__init__(
+            parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
+        )
+        start_momentum(self)
+
+    def prepare(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
+        """Change the parameters of a group in place, or return other gradients; does neither here."""
+        return gradients
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take a step; after an overflow under loss scaling nothing changes."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        unscale_gradients(self)
+        for group in self.param_groups:
+            parameters, gradients, buffers = [list[Tensor]() for _ in range(3)]
+            self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
+            if parameters:
+                gradients = self.prepare(group, parameters, gradients)
+                self.step_group(group, parameters, gradients, buffers)
+        return loss
+
+    def step_group(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor], buffers: list[Tensor]
+    ) -> None:
+        """Take the step of one group, without weight decay. There are no `buffers` without momentum."""
+        lists = [parameters, gradients, buffers] if buffers else [parameters, gradients]
+        if parameters[0].device.type == "cpu":
+            lists = [list(one) for one in zip(*map(in_memory_order, zip(*lists, strict=True)), strict=True)]
+        sgd(
+            lists[0],
+            lists[1],
+            lists[2] if buffers else [],  # type: ignore[arg-type]
+            fused=True,
+            found_inf=getattr(self, "found_inf", None),
+            weight_decay=0.0,
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=group["nesterov"],
+            maximize=False,
+        )
+
+
+class DecoupledSGD(FusedSGD):
     """SGD with momentum whose weight decay follows the schedule, not the gradient.
 
     Each step: p <- p * (1 - weight_decay * lr / peak_lr), then buf <- momentum * buf + g, p <- p - lr * buf;
@@ -31,34 +84,21 @@ class DecoupledSGD(SGD):
     Source: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; MosaicML's DecoupledSGDW.
     """
 
-    def __init__(
-        self, parameters: Any, *, lr: float, momentum: float, weight_decay: float, nesterov: bool = False
-    ) -> None:
-        super().__init__(
-            parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
-        )
+    def __init__(self, parameters: Any, *, lr: float, **settings: Any) -> None:
+        super().__init__(parameters, lr=lr, **settings)
         self.peak_lr = lr
-        start_momentum(self)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        with torch.enable_grad():
-            loss = closure() if closure else None
-        unscale_gradients(self)
+    def prepare(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
+        """Decay the parameters."""
         overflow = getattr(self, "found_inf", None)  # 1 where loss scaling skips the step, else 0
-        for group in self.param_groups:
-            parameters, gradients, buffers = [list[Tensor]() for _ in range(3)]
-            self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
-            factor = group["weight_decay"] * group["lr"] / self.peak_lr
-            if parameters:
-                torch._foreach_mul_(
-                    parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow)
-                )
-                step_fused(self, group, parameters, gradients, buffers)
-        return loss
+        factor = group["weight_decay"] * group["lr"] / self.peak_lr
+        torch._foreach_mul_(parameters, 1 - factor if overflow is None else 1 - factor * (1 - overflow))
+        return gradients
 
 
-class Lars(SGD):
+class Lars(FusedSGD):
     """SGD with momentum, each parameter's gradient scaled by a trust ratio.
 
     Each step: d <- ratio * (g + weight_decay * p), then as SGD: buf <- momentum * buf + d, p <- p - lr * buf;
@@ -73,36 +113,17 @@ class Lars(SGD):
     """
 
     def __init__(
-        self,
-        parameters: Any,
-        *,
-        lr: float,
-        momentum: float,
-        weight_decay: float,
-        trust_coefficient: float = 0.001,
-        eps: float = 0.0,
-        nesterov: bool = False,
+        self, parameters: Any, *, trust_coefficient: float = 0.001, eps: float = 0.0, **settings: Any
     ) -> None:
-        super().__init__(
-            parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov, fused=True
-        )
+        super().__init__(parameters, **settings)
         self.trust_coefficient, self.eps = trust_coefficient, eps
-        start_momentum(self)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Scale the gradients, out of place, and take an SGD step with them."""
-        with torch.enable_grad():
-            loss = closure() if closure else None
-        unscale_gradients(self)
-        for group in self.param_groups:
-            parameters, gradients, buffers = [list[Tensor]() for _ in range(3)]
-            self._init_group(group, parameters, gradients, buffers)  # type: ignore[no-untyped-call]
-            if parameters and group["weight_decay"]:
-                gradients = self.scale(parameters, gradients, group["weight_decay"])
-            if parameters:
-                step_fused(self, group, parameters, gradients, buffers)
-        return loss
+    def prepare(
+        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
+    ) -> list[Tensor]:
+        """Scale the gradients, out of place."""
+        decay = group["weight_decay"]
+        return self.scale(parameters, gradients, decay) if decay else gradients
 
     def scale(self, parameters: list[Tensor], gradients: list[Tensor], decay: float) -> list[Tensor]:
         """Return ratio * (gradient + decay * parameter) for each parameter."""
@@ -184,35 +205,6 @@ class Lamb(Adam):
         ratios = torch.where((weights > 0) & (sizes > 0), weights / sizes, 1.0)
         ratios = ratios if overflow is None else ratios * (1 - overflow)
         torch._foreach_addcmul_(parameters, updates, ratios.unbind(), value=-group["lr"])
-
-
-def step_fused(
-    optimizer: SGD,
-    group: dict[str, Any],
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    buffers: list[Tensor],
-) -> None:
-    """Take an SGD step without weight decay, in place; after an overflow nothing changes.
-
-    There are no `buffers` without momentum.
-    """
-    lists = [parameters, gradients, buffers] if buffers else [parameters, gradients]
-    if parameters[0].device.type == "cpu":
-        lists = [list(one) for one in zip(*map(in_memory_order, zip(*lists, strict=True)), strict=True)]
-    sgd(
-        lists[0],
-        lists[1],
-        lists[2] if buffers else [],  # type: ignore[arg-type]
-        fused=True,
-        found_inf=getattr(optimizer, "found_inf", None),
-        weight_decay=0.0,
-        momentum=group["momentum"],
-        lr=group["lr"],
-        dampening=0.0,
-        nesterov=group["nesterov"],
-        maximize=False,
-    )
 
 
 def in_memory_order(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
