@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.errors import UserError
+from common.training.step import autocast_dtype
 from language_bert.attention import Sequences, varlen_attention
 from language_bert.data.batches import IGNORED
 
@@ -214,12 +215,6 @@ def embed(embeddings: Any, input_ids: Tensor, token_type_ids: Tensor, position_i
 
 def apply_module(module: nn.Module, hidden: Tensor) -> Any:
     return module(hidden)
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of x in a matmul under autocast; x may be float32, as from LayerNorm on GPUs."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def encoder_layer(

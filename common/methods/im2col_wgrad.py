@@ -26,6 +26,7 @@ from torch.nn.grad import conv2d_input
 
 from common.config.schema import RunConfig, Strict
 from common.training.method import Method
+from common.training.step import autocast_dtype
 
 Pair = tuple[int, int]
 
@@ -36,10 +37,10 @@ class Im2ColConv2d(nn.Conv2d):
     max_positions = 512
 
     def forward(self, input: Tensor) -> Tensor:
-        device = input.device.type
-        if device != "cpu" or not self.weight.requires_grad or self.num_positions(input) > self.max_positions:
+        trains_on_cpu = input.device.type == "cpu" and self.weight.requires_grad
+        if not trains_on_cpu or self.num_positions(input) > self.max_positions:
             return super().forward(input)
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.weight.dtype
+        dtype = autocast_dtype(self.weight)
         convolved: Tensor = Im2ColWeightGradient.apply(
             input.to(dtype), self.weight.to(dtype), self.stride, self.padding
         )

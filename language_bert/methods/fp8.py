@@ -47,9 +47,10 @@ from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training import distributed
 from common.training.method import Method, Progress
+from common.training.step import autocast_dtype
 from language_bert.kernels.quantize import GRADIENTS, Quantized, quantize
 from language_bert.methods.unpad import check_packed, resolve_rounding
-from language_bert.model import PackedBert, autocast_dtype, feed_forward
+from language_bert.model import PackedBert, feed_forward
 
 VALUES = torch.float8_e4m3fn
 DTYPES = {"input": VALUES, "weight": VALUES, "gradient": GRADIENTS}
