@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.training.step import autocast_dtype
+from common.training.method import autocast_dtype
 from language_bert.attention import Sequences, varlen_attention
 from language_bert.data.batches import IGNORED
 

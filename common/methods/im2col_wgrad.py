@@ -25,8 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_input
 
 from common.config.schema import RunConfig, Strict
-from common.training.method import Method
-from common.training.step import autocast_dtype
+from common.training.method import Method, autocast_dtype
 
 Pair = tuple[int, int]
 
@@ -34,11 +33,12 @@ Pair = tuple[int, int]
 class Im2ColConv2d(nn.Conv2d):
     """A convolution whose weight gradient is one matrix product, for at most `max_positions` of an output."""
 
-    max_positions = 512
+    max_positions: int  # set by apply_im2col_wgrad
 
     def forward(self, input: Tensor) -> Tensor:
         trains_on_cpu = input.device.type == "cpu" and self.weight.requires_grad
-        if not trains_on_cpu or self.num_positions(input) > self.max_positions:
+        is_batch = input.ndim == 4  # torch also takes a single image
+        if not trains_on_cpu or not is_batch or self.num_positions(input) > self.max_positions:
             return super().forward(input)
         dtype = autocast_dtype(self.weight)
         convolved: Tensor = Im2ColWeightGradient.apply(
@@ -86,10 +86,11 @@ def im2col(images: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
 
 
 def apply_im2col_wgrad(model: nn.Module, max_positions: int = 512) -> int:
-    """Convert every plain 2-d convolution in place, with its weight; returns how many there are.
+    """Convert every plain 2-d convolution in place; returns how many it has converted.
 
-    Plain are those of torch itself, without bias, groups or dilation, padded with zeros. A convolution uses
-    the matrix product where batch x height x width of its output is at most `max_positions`.
+    Weights stay the same objects; convolutions of an earlier call stay as they are. Plain are those of torch
+    itself, without bias, groups or dilation, padded with zeros. A convolution uses the matrix product where
+    batch x height x width of its output is at most `max_positions`.
     """
     convolutions = [module for module in model.modules() if is_plain(module)]
     for convolution in convolutions:

@@ -98,6 +98,16 @@ def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Modul
     return num_replaced
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of x in a matmul under autocast, which leaves float64 as it is.
+
+    x may be float32, as from LayerNorm on GPUs.
+    """
+    device, is_double = x.device.type, x.dtype == torch.float64
+    is_cast = torch.is_autocast_enabled(device) and not is_double
+    return torch.get_autocast_dtype(device) if is_cast else x.dtype
+
+
 def split_gradual(first: int, last: int) -> list[int]:
     """Return the first steps of equal parts of a phase in which work changes gradually, and its end."""
     return [first + (last - first) * number // GRADUAL_PARTS for number in range(GRADUAL_PARTS + 1)]

@@ -250,12 +250,6 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=precision != "fp32")
 
 
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of x in a matmul under autocast; x may be float32, as from LayerNorm on GPUs."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-
-
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Copy the tensors of a batch to the device; a GPU copies pinned ones while the host goes on."""
 

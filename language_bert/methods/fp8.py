@@ -46,8 +46,7 @@ from torch import Tensor, nn
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.training import distributed
-from common.training.method import Method, Progress
-from common.training.step import autocast_dtype
+from common.training.method import Method, Progress, autocast_dtype
 from language_bert.kernels.quantize import GRADIENTS, Quantized, quantize
 from language_bert.methods.unpad import check_packed, resolve_rounding
 from language_bert.model import PackedBert, feed_forward

@@ -47,6 +47,15 @@ def test_output_and_gradients_are_those_of_torch(shape, settings, size):
     assert product[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_single_image_and_float64_under_autocast_are_left_to_torch():
+    plain, product = pair(4, 8, 3, padding=1)
+    image = torch.randn(4, 3, 3, dtype=torch.float64)
+    torch.testing.assert_close(product(image), plain(image), rtol=0, atol=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = product(image[None])
+    assert output.dtype == torch.float64 and type(output.grad_fn).__name__ == PRODUCT
+
+
 def test_under_autocast_the_weight_gradient_is_rounded_once():
     plain, product = pair(32, 64, 3, padding=1)
     images = torch.randn(4, 32, 3, 3).bfloat16().double()
