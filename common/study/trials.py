@@ -45,7 +45,8 @@ NOT_OF_RECIPE = ("stop_at_target", "evaluate_every", "evaluate_offset", "budget"
 class Trial:
     """The runs of a trial: minutes of training, without start-up and evaluations, and samples to the target.
 
-    Both are None for a miss. `settings` are those of --set and the drawn ones.
+    Both are None for a miss, samples also for a run whose first evaluation was past the target. `settings`
+    are those of --set and the drawn ones.
     """
 
     settings: tuple[str, ...]
@@ -147,17 +148,22 @@ def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
             continue
         gain = intervals.ratio(best[first].minutes, best[name].minutes)  # type: ignore[arg-type]
         factor = spread(gain.value, gain.interval, unit="x")
+        is_shown = gain.interval is None or not gain.interval.holds(1)
+        fast, slow = (
+            f"{len(some)} trials of {side} ({sum(not trial.rank[0] for trial in some)} reached the target in "
+            "every run)"
+            for side, some in ((name, trials[name]), (first, trials[first]))
+        )
         yield (
-            f"The best of {len(trials[name])} trials of {name} is {factor} as fast as the best of "
-            f"{len(trials[first])} of {first}, by {len(best[name].minutes)} runs of each."
+            f"The best of {fast} is {factor} as fast as the best of {slow}, by {len(best[name].minutes)} "
+            f"runs of each{'' if is_shown else ', which is not shown to differ from 1'}."
         )
 
 
 def describe_runs(trial: Trial) -> tuple[str, str]:
-    converged = [samples for samples in trial.samples if samples]
-    if not converged:
-        return DASH, DASH
-    return f"{trial.rank[1]:.3f}", f"{statistics.fmean(converged):,.0f}"
+    samples = [number for number in trial.samples if number]
+    minutes = f"{trial.rank[1]:.3f}" if any(trial.minutes) else DASH
+    return minutes, f"{statistics.fmean(samples):,.0f}" if samples else DASH
 
 
 def read(path: Path) -> dict[str, list[Trial]]:

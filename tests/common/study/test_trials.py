@@ -65,8 +65,11 @@ def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     assert ranked["baseline"][0].settings and not ranked["optimized"][0].settings
     assert all(0.3 < each < math.inf for each in ranked["optimized"][0].minutes)
     (gain,) = trials.describe_best(ranked)
+    hits = r"\({} reached the target in every run\)"
     assert re.match(
-        r"The best of 2 trials of optimized is [1-9]\.\d\dx \(.*\) as fast .* 2 of baseline, by 2 runs", gain
+        rf"The best of 2 trials of optimized {hits.format(2)} is [1-9]\.\d\dx \(.*\) as fast as the best of "
+        rf"2 trials of baseline {hits.format(1)}, by 2 runs of each",
+        gain,
     )
     (none,) = trials.describe_best(ranked | {"baseline": ranked["baseline"][1:]})
     assert "no trial of baseline reached the target in every run" in none
@@ -76,6 +79,12 @@ def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     rate = settings_of(ranked["baseline"][0].settings)["optimizer.learning_rate"]
     assert load(str(best)).optimizer.learning_rate == pytest.approx(float(rate))
     assert "extends: optimized" in of_optimized.read_text()
+
+
+def test_a_trial_that_was_past_the_target_at_its_first_evaluation_has_minutes_but_no_samples():
+    bound = trials.Trial(settings=(), minutes=(1.5, 1.6), samples=(None, None))
+    assert trials.describe_runs(bound) == (f"{math.sqrt(1.5 * 1.6):.3f}", "-")
+    assert trials.describe_runs(trials.Trial(settings=(), minutes=(None,), samples=(None,))) == ("-", "-")
 
 
 def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
