@@ -21,6 +21,7 @@ from common.config.names import find_base, short_name
 from common.config.schema import Loaded, RunConfig
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.evidence.disturbance import disturbed_runs
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY
 from common.evidence.records import counted
@@ -280,6 +281,16 @@ def describe_codes(logs: Mapping[str, Sequence[Log]]) -> list[str]:
     others = [f"{name} ({', '.join(some)})" for name, some in codes.items() if {*some} - {most}]
     than = f"other code than {most}, and differences may be the code's"
     return [f"warning: some runs of these cells are of {than}: {', '.join(others)}"]
+
+
+def list_warnings(logs: Mapping[str, Sequence[Log]]) -> list[str]:
+    """Warn of cells of other code, in one line, and of disturbed runs, in a line each; all of them count."""
+    disturbed = [
+        f"warning: {name}, run {index}: {text}; it counts"
+        for name, runs in logs.items()
+        for index, text in disturbed_runs(runs).items()
+    ]
+    return [*describe_codes(logs), *disturbed]
 
 
 def show(study: Study, planned: Sequence[RunSet]) -> dict[str, float | None]:

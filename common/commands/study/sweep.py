@@ -80,5 +80,5 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
         sweep.show(answers, quality_name, study.title)
         picture = sweep.draw(answers, quality_name, study.title)
         paths = [*save_with_picture(study.report, answers, picture)]
-    print(*cells.describe_codes(logs), *(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
+    print(*cells.list_warnings(logs), *(f"-> {os.path.relpath(path)}" for path in paths), sep="\n")
     return code, paths[0]

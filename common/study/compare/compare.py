@@ -135,7 +135,7 @@ class Command:
         logs = self.read_runs()
         if unmatched := sum(map(len, logs)) - 2 * len(pair_runs(*logs)):
             self.console.print(f"{unmatched} runs are left out: the other side has none of their seed")
-        for line in cells.describe_codes(dict(zip(self.names, logs, strict=True))):
+        for line in cells.list_warnings(dict(zip(self.names, logs, strict=True))):
             self.console.print(line, markup=False)
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
         targets = {}

@@ -1,13 +1,14 @@
 """Budgets and cells: a share of a training, and no score that reads a study."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
 from common.config.division import OPEN
-from common.evidence.log import Log
-from common.repository import benchmarks, configurations
+from common.evidence.log import Log, read_log
+from common.repository import ROOT, benchmarks, configurations
 from common.study import cells
 from common.study.cells import Cell, Study
 from common.training.load import load_config
@@ -89,6 +90,13 @@ def test_cells_with_runs_of_other_code_are_named():
     (line,) = cells.describe_codes({"a-1": [one, one], "b-1": [one], "c-1": [one, other], "d-1": []})
     assert "other code than abc" in line and line.endswith(": c-1 (abc, def)")
     assert cells.describe_codes({"a-1": [one], "b-1": [one]}) == []
+
+
+def test_disturbed_runs_of_cells_are_named_and_said_to_count():
+    trials = ROOT / "results/study/trials/reference-2cpu-mini-baseline-trial5/bert"
+    logs = [read_log(path) for path in sorted(trials.glob("result_*.txt"))]
+    (line,) = cells.list_warnings({"a-1": logs[:1], "trial5": logs})
+    assert re.fullmatch(r"warning: trial5, run 1: .*threads lowered to 1 .* no measure; it counts", line)
 
 
 def test_a_cell_without_a_budget_has_that_of_its_configuration():
