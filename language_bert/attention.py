@@ -128,7 +128,7 @@ def lay_out(cu_seqlens: Tensor, members: Sequence[np.ndarray]) -> tuple[list[tup
     Returns for each group its tokens and which of them are real, both (num_sequences, longest); then the
     index of each token (num_tokens,) in the concatenated groups.
     """
-    offsets = cu_seqlens.long().numpy()  # a call of numpy takes a third of one of torch
+    offsets = cu_seqlens.long().numpy()  # numpy takes a third of the time of torch
     lengths = np.diff(offsets)
     places = np.zeros(offsets[-1], np.int64)
     groups, first_place = [], 0

@@ -210,7 +210,7 @@ class Lamb(Adam):
 def in_memory_order(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """View tensors that are all channels last so that they are contiguous; leave others as they are.
 
-    On a CPU torch's fused SGD makes a contiguous copy of every other gradient, and does not use the copy.
+    On a CPU torch's fused SGD makes a contiguous copy of a gradient in any other order, and does not use it.
     """
     are_channels_last = all(
         tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors

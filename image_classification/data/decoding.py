@@ -53,7 +53,8 @@ def on_side_stream(device: torch.device, compute: Callable[[], Tensor]) -> Tenso
     if device.type != "cuda":
         return compute()
     stream = side_stream(device)
-    # the device first: leaving a stream alone would select GPU 0 again, and take memory of it for every rank
+    # Without `device` around it, the end of the stream's block would select GPU 0 again: every rank would
+    # then take memory of that GPU.
     with torch.cuda.device(device), torch.cuda.stream(stream):
         result = compute()
     stream.synchronize()
