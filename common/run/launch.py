@@ -304,9 +304,11 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
 
     `shown` is the path of a log that is kept, else ''.
     """
-    why, was_open = failure or f"the process ended with code {code}", True
+    why, was_open, was_timed = failure or f"the process ended with code {code}", True, True
     place = f"; {shown}" if shown else ""
     try:
+        content = path.read_bytes()
+        was_timed = b'"run_start"' in content[: content.rfind(b"\n") + 1]  # a cut line started no clock
         was_open = mllog.abort(path, reason=why)
     except FileNotFoundError:
         what = f"{failure}{'; ' if failure else ''}its result was removed while it ran, and is lost"
@@ -317,7 +319,7 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
     log = read_log(path)
     if disturbance := summarize_disturbance(log):
         print(f"  warning: {disturbance}")
-    if log.first("run_start") is None:
+    if not was_timed:
         path.unlink()
         print(f"error: {why}; the clock had not started, nothing was timed", file=sys.stderr)
         return Ended(code or EXIT_FINDINGS, "refused" if code == EXIT_USAGE else "failed", why)
@@ -328,8 +330,9 @@ def close_log(path: Path, code: int, failure: str, shown: str) -> Ended:
         print(f"  {'done' if is_study_end else 'success'}: {log.duration_s:.1f} s {outcome}{place}")
         warn_after_end(log, failure)
         return Ended(code, "ended" if is_study_end else "converged", failure)
-    has_failed = was_open or bool(failure)
-    why = why if has_failed else "the target was not reached"
+    has_failed = was_open or bool(failure) or log.first("run_start") is None
+    if not (was_open or failure):
+        why = "its log cannot be read" if has_failed else "the target was not reached"
     kept = f"; the log is kept: {shown}" if shown else ""
     print(f"  aborted: {why}{kept}", file=sys.stderr)
     return Ended(code or EXIT_FINDINGS, "failed" if has_failed else "missed", why)

@@ -1,5 +1,6 @@
 """A run's process that a person or the system ends; results under odd conditions."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -127,6 +128,47 @@ def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, mo
     assert launch.expected_seconds(tmp_path) == 20
     launch.close_log(path, 1, "interrupted", "")  # of a replay, whose folder is removed
     assert "result_0.txt" not in "".join(capsys.readouterr())
+
+
+@pytest.fixture
+def timed_log(tmp_path):
+    """A result whose clock runs."""
+    path = launch.reserve(tmp_path, None)
+    log = mllog.RunLog(path)
+    log.event("cache_clear", True)
+    log.start("init_start")
+    log.stop("init_stop")
+    log.start("run_start")
+    log.close()
+    return path
+
+
+@pytest.mark.parametrize("damage", [b"\0\n", b"\xff\n", b"x" * 2**24 + b"\n", b"\n" * 100_001])
+def test_the_log_of_a_timed_run_is_kept_where_it_cannot_be_read(damage, timed_log, capsys):
+    with timed_log.open("ab") as file:
+        file.write(damage)
+    ended = launch.close_log(timed_log, 1, "", timed_log.name)
+    assert (ended.code, ended.outcome) == (1, "failed") and timed_log.read_bytes().count(b'"run_stop"') == 1
+    assert "the log is kept: result_0.txt" in capsys.readouterr().err
+    ended = launch.close_log(timed_log, 0, "", timed_log.name)  # its end stands in it
+    assert (ended.code, ended.outcome, ended.reason) == (1, "failed", "its log cannot be read")
+
+
+def test_a_log_that_the_disk_does_not_give_is_kept(timed_log, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        ended = launch.close_log(timed_log, 1, "", timed_log.name)
+    assert (ended.code, ended.outcome) == (1, "failed") and timed_log.exists()
+    assert "could not be closed and has no run_stop" in capsys.readouterr().err
+
+
+def test_a_log_whose_clock_was_not_started_whole_is_removed(timed_log, capsys):
+    os.truncate(timed_log, timed_log.stat().st_size - 20)  # by a disk that filled up
+    assert launch.close_log(timed_log, 2, "no room", timed_log.name) == (2, "refused", "no room")
+    assert not timed_log.exists() and "nothing was timed" in capsys.readouterr().err
 
 
 def test_a_signal_that_was_held_back_counts_also_where_the_block_fails():
