@@ -257,7 +257,11 @@ def run_once(
         if run_set.checkpoint is None:  # a resumed run replaces its log, and no interval of it is compared
             anchors.watch(path)
         spec = specify_run(run_set, run_set.seeds[number], path, most_threads)
-        code, failure = run_ranks(run_set.num_ranks, asdict(spec), hung_after_s=run_set.hung_after_s)
+        try:
+            code, failure = run_ranks(run_set.num_ranks, asdict(spec), hung_after_s=run_set.hung_after_s)
+        except OSError as error:
+            why = f"{error.strerror or error} ({error.filename or 'starting the ranks'})"
+            code, failure = EXIT_USAGE, why
     finally:
         if path is not None:
             with delay_signals():

@@ -1,6 +1,8 @@
 """Order of samples, manifests of data, names and seeds of runs."""
 
+import errno
 import itertools
+import os
 import re
 import signal
 from dataclasses import replace
@@ -10,8 +12,9 @@ import pytest
 
 from common.data import manifest, sampler
 from common.errors import UserError
+from common.evidence.sealed.seal import read_sealed
 from common.repository import ROOT
-from common.run import launch, run_sets
+from common.run import launch, run_sets, supervision
 from common.training.load import load_config
 
 pytestmark = pytest.mark.usefixtures("usual_threads")
@@ -121,6 +124,28 @@ def test_a_hostile_head_of_a_result_is_refused_in_one_line(lines, tmp_path):
     launch.reserve(run_set.directory, None, f"# --- configuration\n{head}{records}")
     with pytest.raises(UserError, match=r"result_0.txt: "):
         run_sets.find_missing_runs(run_set)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "number", "file"),
+    [(launch, "temporary_folder", errno.ENOSPC, "ttt-x"), (supervision, "Processes", errno.EAGAIN, None)],
+    ids=["no room", "no process"],
+)
+def test_ranks_that_cannot_be_started_are_no_interruption(
+    module, name, number, file, tmp_path, prepared_data, monkeypatch, capsys
+):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number), file)
+
+    monkeypatch.setattr(module, name, fail)
+    why = f"{os.strerror(number)} ({file or 'starting the ranks'})"
+    run_set = planned("image_classification", tmp_path, runs="2")
+    assert run_sets.run_all([run_set], [], fail_fast=False) == 2
+    out, err = capsys.readouterr()
+    assert f"error: {why}; the clock had not started" in err
+    assert "of 2 runs 1 failed, 1 not run" in out and not list(run_set.directory.glob("result_*.txt"))
+    _, ended = read_sealed(run_set.directory).events[-1]
+    assert (ended.outcome, ended.reason) == ("refused", why)
 
 
 def test_a_run_that_ends_as_a_signal_arrives_is_counted(tmp_path, prepared_data, monkeypatch, capsys):
