@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -68,7 +69,8 @@ def tidy_up(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
     """Close the log and remove temporary files of an interrupted run whose launcher is gone."""
     if not heartbeat.is_shutting_down:
         if rank_info.rank == 0:
-            mllog.abort(WORKSPACE / heartbeat.spec["result"], reason=heartbeat.interruption())
+            with suppress(OSError, UserError):  # the result is gone, or its disk is full
+                mllog.abort(WORKSPACE / heartbeat.spec["result"], reason=heartbeat.interruption())
         if TEMPORARY in os.environ:
             shutil.rmtree(os.environ[TEMPORARY], ignore_errors=True)
 
@@ -90,8 +92,10 @@ def end_in_time(rank_info: RankInfo, heartbeat: Heartbeat) -> None:
         while os.read(reader, 1) != bytes([signal.SIGTERM]):
             pass
         time.sleep(INTERRUPTED_S)
-        tidy_up(rank_info, heartbeat)
-        leave(EXIT_INTERRUPTED)
+        try:
+            tidy_up(rank_info, heartbeat)
+        finally:  # nothing may keep a rank whose launcher is gone
+            leave(EXIT_INTERRUPTED)
 
     threading.Thread(target=watch, name="end in time", daemon=True).start()
 

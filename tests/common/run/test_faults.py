@@ -7,14 +7,19 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from common.errors import UserError
+from common.run import worker
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Heartbeat
-from common.run.supervision import Watchdog
+from common.run.supervision import TEMPORARY, Watchdog
+from common.training.ranks import SINGLE_RANK
+from tests.command import run
 from tests.runs import BERT, END_S, HANG_S, RESNET, WHEN, failure_in, reason_of_abort, records, until
 
 pytestmark = pytest.mark.usefixtures("prepared_data")
@@ -163,6 +168,41 @@ def test_sigterm_before_anything_has_started_is_told_in_one_line(place):
     _, errors = launcher.communicate(timeout=END_S)
     assert (launcher.returncode, errors) == (130, "error: interrupted\n")
     assert place.results() == []
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_an_interrupted_rank_removes_its_files_where_its_log_cannot_be_closed(is_gone, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise UserError("cannot write the log", where="result_0.txt")
+
+    folder = tmp_path / "ttt-x"
+    folder.mkdir()
+    monkeypatch.setenv(TEMPORARY, str(folder))
+    if not is_gone:
+        monkeypatch.setattr(worker.mllog, "abort", fail)
+    with contextlib.closing(Heartbeat.create(1, {"result": str(tmp_path / "result_0.txt")})) as heartbeat:
+        worker.tidy_up(SINGLE_RANK, heartbeat)
+    assert list(tmp_path.iterdir()) == []
+
+
+HANGING = """
+import os, signal, time
+from common.run import worker
+from common.training.ranks import SINGLE_RANK
+worker.INTERRUPTED_S = 0.1
+worker.end_in_time(SINGLE_RANK, None)  # no heartbeat: an error of tidying up
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(30)
+except KeyboardInterrupt:
+    time.sleep(30)  # as in a device
+"""
+
+
+def test_a_rank_that_hangs_ends_also_where_tidying_up_fails():
+    started = time.monotonic()
+    done = run(sys.executable, "-c", HANGING)
+    assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - started < 30
 
 
 def test_the_rank_that_the_others_wait_for_is_late():
