@@ -17,6 +17,7 @@ import psutil
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 POLL_S = 0.05
+KILLED_S = 30.0  # for killed processes to end: a GPU's memory takes seconds, uninterruptible sleep for ever
 REST_S = 2.0  # for descendants of the processes to end
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -90,8 +91,10 @@ class Processes:
             while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         self.signal(signal.SIGKILL)
+        deadline = time.monotonic() + KILLED_S
         for process in self.processes:
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
         children = psutil.Process().children(recursive=True)
         _, rest = psutil.wait_procs([child for child in children if child.pid not in self.others], REST_S)
         for child in rest:  # stopped, or slow to end

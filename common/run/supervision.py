@@ -80,7 +80,8 @@ def supervise(
     """Run `python ARGUMENTS` in a folder, in each environment, to the end; returns the first failure, or 0.
 
     An interruption is passed on as SIGTERM; the processes get time to close their log, and the code is
-    EXIT_INTERRUPTED. When this process dies, the kernel sends them SIGTERM.
+    EXIT_INTERRUPTED. When this process dies, the kernel sends them SIGTERM. A rank in uninterruptible sleep,
+    which no signal ends, is left behind.
     """
     processes, grace_s = None, float(PEERS_GRACE_S)
     with handle_ending_signals(raise_interrupt):
@@ -88,8 +89,8 @@ def supervise(
             with delay_signals():  # a start is whole or has not begun
                 processes = Processes(arguments, environments, cwd=folder)
             while (ended := processes.wait(POLL_S)) is None:
-                if watchdog:
-                    watchdog.check(processes)
+                if watchdog and watchdog.check(processes):
+                    return Exit(0, -signal.SIGKILL)
             return ended
         except KeyboardInterrupt:  # the only one: raise_interrupt ignores further signals
             grace_s = GRACE_S
@@ -113,14 +114,15 @@ class Watchdog:
         self.seen: list[list[int]] = []
         self.quiet_s = 0.0
 
-    def check(self, processes: Processes) -> None:
-        """Compare the slots with those of the check before, and end ranks that hang."""
+    def check(self, processes: Processes) -> bool:
+        """Compare the slots with those of the check before, and end ranks that hang; True if they did."""
         words = [self.heartbeat.slots[rank].words[: COUNT + 1].tolist() for rank in self.local_ranks]
         self.quiet_s = self.quiet_s + POLL_S if words == self.seen else 0.0
         self.seen = words
-        if self.quiet_s >= self.allowed_s():
-            self.end(processes)
-            self.quiet_s = 0.0
+        if self.quiet_s < self.allowed_s():
+            return False
+        self.end(processes)
+        return True
 
     def allowed_s(self) -> float:
         """The longest time without progress: more until every rank has taken a step."""

@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common import processes
 from common.errors import UserError
-from common.run import worker
+from common.run import supervision, worker
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Heartbeat
 from common.run.supervision import TEMPORARY, Watchdog
 from common.training.ranks import SINGLE_RANK
@@ -203,6 +204,46 @@ def test_a_rank_that_hangs_ends_also_where_tidying_up_fails():
     started = time.monotonic()
     done = run(sys.executable, "-c", HANGING)
     assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - started < 30
+
+
+def test_a_process_that_no_signal_ends_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(processes, "KILLED_S", 0.1)
+    started = time.monotonic()
+    ranks = processes.Processes(["-c", "import time; time.sleep(20)"], [{}])
+    ranks.signal = lambda number: None  # as in uninterruptible sleep
+    ranks.end(grace_s=0.1)
+    assert time.monotonic() - started < 15
+    ranks.processes[0].wait()  # it was killed at last, as a descendant
+
+
+def test_a_hung_rank_that_no_signal_ends_does_not_keep_its_launcher(monkeypatch, capsys):
+    class Sleeping:
+        """A rank that is never seen to end."""
+
+        pid, num_waits = os.getpid(), 0
+
+        def __init__(self, *_, **__):
+            self.processes = [self]
+
+        def wait(self, timeout_s):
+            self.num_waits += 1
+            assert self.num_waits < 10
+
+        def signal(self, number):
+            pass
+
+        send_signal = end = signal
+
+    monkeypatch.setattr(supervision, "Processes", Sleeping)
+    monkeypatch.setattr(supervision, "START_S", 3)
+    monkeypatch.setattr(supervision, "DUMP_S", 0)
+    for name in ("ignore_ending_signals", "handle_ending_signals"):
+        monkeypatch.setattr(supervision, name, lambda *_: contextlib.nullcontext())
+    with contextlib.closing(Heartbeat.create(1, {})) as heartbeat:
+        ended = supervision.supervise([], [{}], Watchdog(heartbeat, [0], limit_s=1))
+        assert ended == (0, -signal.SIGKILL)
+        assert heartbeat.failure().startswith("rank 0 of 1, before the first step: no progress for 3 s")
+    assert capsys.readouterr().err.count("--- stack of rank 0") == 1
 
 
 def test_the_rank_that_the_others_wait_for_is_late():
