@@ -19,7 +19,7 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from common.errors import UserError
 from common.evidence.sealed.chain import PREVIOUS, RECORD, last_block
-from common.files import explain_os_error, synchronize
+from common.files import explain_os_error, is_file_of, synchronize
 from common.repository import ROOT, hide_folders
 
 TOKEN = ":::MLLOG"
@@ -107,10 +107,10 @@ class RunLog:
         self._write(self.logger.event, key, value, metadata)
 
     def check_file(self) -> None:
-        """Raise UserError where somebody removed the file: its lines would be lost with the run."""
+        """Raise UserError where somebody removed or replaced the file: its lines would be lost."""
         path = Path(self.handler.baseFilename)
-        if not path.exists():
-            raise UserError("there is no such file any more", where=path.name)
+        if not is_file_of(self.handler.stream.fileno(), path):  # type: ignore[union-attr]
+            raise UserError("was removed or replaced while it was written", where=path.name)
 
     def close(self) -> None:
         with suppress(OSError):  # a line that could not be written was an error when it was written

@@ -3,6 +3,8 @@
 import errno
 import math
 import os
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,8 +205,16 @@ def test_a_line_that_could_not_be_written_once_is_an_error_and_nothing_takes_its
     assert read_chain(path.read_bytes()).breaks == ()
 
 
-def test_a_log_whose_file_was_removed_says_so_before_a_block(run, path):
+def test_a_log_whose_file_was_removed_or_replaced_says_so_before_a_block(run, path):
     run.check_file()
-    path.unlink()
-    with pytest.raises(UserError, match=r"result_0\.txt: there is no such file any more"):
-        run.check_file()
+    os.replace(shutil.copy(path, path.with_name("copy")), path)  # as editors, rsync and git do
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"result_0\.txt: was removed or replaced"):
+            run.check_file()
+        path.unlink(missing_ok=True)
+
+
+def test_the_null_device_that_other_ranks_write_to_is_always_there():
+    log = RunLog(Path(os.devnull))
+    log.check_file()
+    log.close()
