@@ -158,7 +158,8 @@ def reserve_disk_space(path: Path) -> IO[bytes]:
     with explain_os_error(UNWRITABLE, path.parent), undo_on_failure(path.unlink):
         file = tempfile.TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - the caller closes it
         with undo_on_failure(file.close):
-            write_all(file, bytes(BALLAST_BYTES))
+            write_all(file, os.urandom(BALLAST_BYTES))  # zeros take no room where a disk compresses
+            os.fsync(file.fileno())
     return file
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import psutil
@@ -128,6 +129,21 @@ def test_the_length_of_a_run_is_that_of_the_clock_which_nobody_sets(tmp_path, mo
     assert launch.expected_seconds(tmp_path) == 20
     launch.close_log(path, 1, "interrupted", "")  # of a replay, whose folder is removed
     assert "result_0.txt" not in "".join(capsys.readouterr())
+
+
+def test_the_reserve_of_a_log_is_on_the_disk_and_cannot_be_compressed(tmp_path, monkeypatch):
+    path = launch.reserve(tmp_path, None)
+    with launch.reserve_disk_space(path) as ballast:
+        content = os.pread(ballast.fileno(), 2 * launch.BALLAST_BYTES, 0)
+    assert len(zlib.compress(content)) >= launch.BALLAST_BYTES
+
+    def fail(_):  # as over NFS, which reports a full disk late
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError, match="cannot write results here"):
+        launch.reserve_disk_space(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
