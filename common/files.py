@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from common.errors import UserError
 
+MAX_LOST_FOLDERS = 100  # that others remove before one file is created; more: it can never be created
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems without locks
 
 
@@ -172,13 +173,16 @@ def locked(path: Path, doing: str) -> Iterator[bool]:
     above it that were missing, if the block leaves them empty. A file system without locks gets a warning,
     and the block runs without one.
     """
-    has_waited, missing = False, []
+    has_waited, missing, num_lost = False, [], 0
     while True:
         missing += make_folder(path.parent)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            continue  # the process that held a lock there has removed the empty folder
+            num_lost += 1
+            if num_lost < MAX_LOST_FOLDERS:
+                continue  # the process that held a lock there has removed the empty folder
+            raise
         try:
             has_waited = acquire(descriptor, path, "" if has_waited else doing) or has_waited
             if not is_file_of(descriptor, path):

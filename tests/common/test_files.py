@@ -7,6 +7,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 from common.files import locked, save_text, temporary_folder
+from tests.command import run
 
 
 def test_writers_of_one_file_take_turns(tmp_path):
@@ -22,6 +23,27 @@ def test_a_lock_leaves_no_empty_folders_of_a_refused_command(tmp_path):
             for name in names:
                 (tmp_path / "system/bert" / name).touch()
         assert [path.name for path in tmp_path.rglob("*")] == (["system", "bert", *names] if names else [])
+
+
+NOWHERE = """
+import os, sys
+from pathlib import Path
+from common import errors, files
+os.chdir(sys.argv[1]), os.rmdir(sys.argv[1])
+for path in sys.argv[2:]:
+    try:
+        files.save_text(Path(path), "a")
+    except errors.UserError as error:
+        print(error)
+"""
+
+
+def test_a_folder_that_takes_no_files_is_named_in_one_line(tmp_path):
+    """A working folder that was removed; in Linux's /proc a file cannot be created either."""
+    paths = ["x.txt", *(["/proc/x.txt"] if sys.platform == "linux" else [])]
+    (tmp_path / "gone").mkdir()
+    done = run(sys.executable, "-c", NOWHERE, tmp_path / "gone", *paths, timeout=30)
+    assert done.stdout.splitlines() == [f"{path}: cannot write (No such file or directory)" for path in paths]
 
 
 def test_the_temporary_folder_of_a_killed_process_goes_with_the_next_start(tmp_path, monkeypatch):
