@@ -1,6 +1,7 @@
 """One place for results: commands write to and read from the same folders in any working folder."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from common.arguments import settle_folders
 from common.cli import find_part, make_parser
 from common.data.status import source_directory
 from common.repository import DATA, ROOT, relative_path, relative_paths_in
-from tests.command import ttt_here
+from common.run import run_sets
+from tests.command import one_line, ttt_here
 
 READERS = "score|check|report|reproduce|export --to csv|report --explore"
 OPTIONS = {  # by option: the commands that read or write there
@@ -72,6 +74,44 @@ def test_a_description_is_written_beside_the_results():
 def test_pages_go_to_one_folder():
     for command in ("report", "report --explore"):
         assert settled(command).out.resolve() == ROOT / "report"
+
+
+@pytest.fixture
+def run_all(tmp_path, monkeypatch, prepared_data):
+    """Return a function that runs `ttt run --all` with given ends of its runs; its results lie elsewhere."""
+
+    def run(make_runs):
+        monkeypatch.setattr(run_sets, "run_all", lambda planned, *_, **__: make_runs(planned))
+        where = ("--results", tmp_path / "runs/results", "--data", ROOT / "data")
+        of_what = ("--size", "mini", "--benchmarks", "bert", "--runs", 1, "--force")
+        return ttt_here("run", "--all", *of_what, *where)
+
+    return run
+
+
+def fail_but_one(planned):
+    """Make one run of the first set, and none of the second."""
+    planned[0].directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(LOGS / "bert/result_0.txt", planned[0].directory)
+    return 2
+
+
+def test_the_page_of_all_lies_beside_the_results_and_a_fault_of_the_runs_stays_the_code(run_all, tmp_path):
+    done = run_all(fail_but_one)
+    assert done.returncode == 2 and "all done" in done.stdout and "error: " not in done.stderr, done.stderr
+    assert (tmp_path / "runs/report/index.html").is_file()
+
+
+def test_all_whose_runs_left_no_result_ends_with_their_code(run_all, tmp_path):
+    done = run_all(lambda planned: 1)
+    assert done.returncode == 1 and "error: " not in done.stderr, done.stderr
+    assert not (tmp_path / "runs/report").exists()
+
+
+def test_all_refuses_a_place_for_its_page_before_the_first_run(run_all, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/report").touch()
+    assert "runs/report: cannot write here" in one_line(run_all(pytest.fail))
 
 
 def test_results_are_read_from_anywhere():

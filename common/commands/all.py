@@ -1,7 +1,8 @@
 """Prepare the data, time baseline and optimized of both benchmarks in turn, audit, score and report.
 
 Runs alternate (baseline, optimized, baseline, ...), so that a slow spell of the machine affects both.
-Results go to results/, the page to report/index.html; nothing that exists is overwritten.
+Results go to results/, the page to report/index.html; with --results or --systems elsewhere, the page goes to
+report/ beside the system descriptions. No result is overwritten.
 
 examples:
   ttt run --all --size mini
@@ -17,12 +18,12 @@ import sys
 import time
 from pathlib import Path
 
-from common.arguments import add_shared, repository_path
+from common.arguments import add_shared
 from common.commands import data, score
 from common.data.preparation import check_data
 from common.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.audit import audit_paths
-from common.evidence.report import write_report
+from common.evidence.report import page_path, write_report
 from common.evidence.submission import official
 from common.machine import system
 from common.run import launch, run_sets
@@ -44,9 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Take every step in turn; returns the first exit code that was not 0."""
+    """Take every step in turn; returns the first exit code that was not 0.
+
+    Raises UserError before the first run where the page cannot be written.
+    """
     if ranks.read_rank_info().world_size > 1:
         raise UserError("ttt run --all starts its ranks itself", hint="use --nproc, not torchrun or srun")
+    beside = Path(os.path.relpath(args.systems.parent))
+    page = page_path(beside / "report", "index.html", "choose another folder with --results or --systems")
     started = time.monotonic()
     sets = {}
     for benchmark in args.benchmarks:
@@ -68,10 +74,13 @@ def main(args: argparse.Namespace) -> int:
     if codes[0] == EXIT_INTERRUPTED:
         return EXIT_INTERRUPTED
     folders = [Path(os.path.relpath(run_set.directory)) for run_set in sets.values()]
+    folders = [folder for folder in folders if any(folder.glob("result_*.txt"))]
+    if not folders:  # every run failed before its clock, and a line said why
+        return codes[0]
     audited = official.judge_sets(audit_paths(folders, systems=args.systems))
     print(*(line for entry in audited for line in entry.lines()), sep="\n")
     codes.append(EXIT_OK if all(entry.passes for entry in audited) else EXIT_FINDINGS)
     codes.append(score.show(folders))
-    write_report(repository_path("report") / "index.html", audited)
+    write_report(page, audited)
     print(f"all done in {(time.monotonic() - started) / 60:.1f} minutes")
     return next((code for code in codes if code), EXIT_OK)

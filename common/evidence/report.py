@@ -46,13 +46,13 @@ def write_plot(path: Path, run_sets: Sequence[RunSet]) -> None:
     save_page(path, draw_quality(groups))
 
 
-def page_path(out: Path, name: str) -> Path:
+def page_path(out: Path, name: str, hint: str = "choose another --out") -> Path:
     """Return the page that --out names: `out` if that is NAME.html, else `name` in the folder `out`.
 
     Raises UserError unless it can be written; the folder need not be there yet.
     """
     page = out if out.suffix == ".html" and not os.path.isdir(out) else out / name
-    with explain_os_error("cannot write here", printable(str(out)), hint="choose another --out"):
+    with explain_os_error("cannot write here", printable(str(out)), hint=hint):
         tempfile.TemporaryFile(dir=existing_folder(page.parent)).close()
     return page
 
