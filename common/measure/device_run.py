@@ -1,6 +1,5 @@
 """Runs whose steps are measured, on one device with its share of the batch, or on some ranks."""
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from common.config import schema as configs
 from common.config.names import split_name
+from common.files import temporary_folder
 from common.machine.hardware import count_gpus
 from common.repository import benchmark_module
 from common.training.load import load_open
@@ -78,8 +78,7 @@ def build(
     from common.run.mllog import RunLog
     from common.run.run_set import Spec
 
-    number = sum(1 for _ in directory.iterdir())
-    log = RunLog(directory / f"result_{number}.txt", state="run")
+    log = RunLog(directory / "result_0.txt", state="run")
     spec = Spec(config={}, seed=0, system="bench", result="", expected_s=None)
     benchmark = benchmark_module(config.benchmark).Benchmark(config, seed=0, rank_info=rank_info)
     run = TrainingRun(spec, config, benchmark, log)
@@ -96,8 +95,8 @@ def open_run(
     config: configs.RunConfig, rank_info: RankInfo = SINGLE_RANK, *, warms_up: bool = True
 ) -> Iterator["TrainingRun"]:
     """Initialize a run for the block; its log is in a folder that goes with it."""
-    with tempfile.TemporaryDirectory() as directory:
-        run = build(config, Path(directory), rank_info, warms_up=warms_up)
+    with temporary_folder() as directory:
+        run = build(config, directory, rank_info, warms_up=warms_up)
         with closing(run.log):
             yield run
 

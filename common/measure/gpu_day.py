@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -23,7 +22,7 @@ import torch
 from common import repository, yaml_file
 from common.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE, UserError, nearest
 from common.evidence.page import fill_template
-from common.files import save_json, save_text
+from common.files import save_json, save_text, temporary_folder
 from common.machine import system
 from common.measure.bench import format_rate
 from common.measure.throughput import Rate
@@ -122,8 +121,7 @@ def run_row(row: Row, limit_s: float) -> dict[str, Any]:
     """
     if limit_s < 1:
         return {"outcome": "not started: the stage's time was over", "seconds": 0.0}
-    with tempfile.TemporaryDirectory() as directory:
-        scratch = Path(directory)
+    with temporary_folder() as scratch:
         started = time.monotonic()
         outcome, text = run_command(row, scratch, limit_s)
         seconds = round(time.monotonic() - started, 1)

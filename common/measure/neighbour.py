@@ -11,7 +11,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from common.errors import UserError
 from common.evidence import intervals
 from common.evidence.log import read_log
 from common.evidence.page import markdown_table
+from common.files import temporary_folder
 from common.machine.load import affinity, look
 from common.repository import MODULE, WORKSPACE
 from common.training.load import load_config
@@ -72,9 +72,9 @@ def time_run(command: list[str], policy: dict[str, str], moment: str, limit_s: f
     A run that reaches the limit is ended; its time so far is `more_than_s`.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
-    with tempfile.TemporaryDirectory() as folder:
-        results, errors = Path(folder, "results"), Path(folder, "errors.txt")
-        paths = ["--results", str(results), "--systems", str(Path(folder, "systems"))]
+    with temporary_folder() as folder:
+        results, errors = folder / "results", folder / "errors.txt"
+        paths = ["--results", str(results), "--systems", str(folder / "systems")]
         with busy_process(moment, results), errors.open("w") as stream:
             process = subprocess.Popen(
                 [sys.executable, *MODULE, "common.cli", *command, *paths],

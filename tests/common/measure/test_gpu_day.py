@@ -79,6 +79,7 @@ def test_a_row_that_does_not_end_is_ended_with_its_children(monkeypatch, tmp_pat
 
 def test_what_a_bench_had_measured_before_its_time_was_over_is_kept(monkeypatch, tmp_path):
     def run_command(row, scratch, limit_s):
+        assert (scratch / ".running").exists()  # the next start removes it if this process is killed
         path = scratch / "throughput/gpu/x_0.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"rates": [RATE]}))

@@ -60,6 +60,16 @@ def test_the_table_tells_medians_ranges_and_runs_that_were_ended():
     assert "1.010 (median of 6 pairs, 95 % 1.010 to 1.020)" in pairs
 
 
+def test_the_files_of_a_run_whose_command_was_killed_go_with_the_next_start(monkeypatch):
+    def look_into(_, results):
+        assert (results.parent / ".running").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(neighbour, "busy_process", look_into)
+    with pytest.raises(KeyboardInterrupt):
+        neighbour.time_run([], {}, "quiet", 1.0)
+
+
 @pytest.mark.on_demand
 def test_a_run_is_timed_beside_a_busy_process_with_the_threads_that_were_set(monkeypatch, prepared_data):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")  # is not taken over

@@ -8,7 +8,7 @@ import torch
 
 from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
-from common.measure import steptime
+from common.measure import device_run, steptime
 from common.measure.points import Point
 from common.measure.throughput import stepper, turn_length
 from common.study.predict.sources import batch_of
@@ -49,6 +49,20 @@ def test_turns_take_the_steps_of_a_point_one_after_the_other():
     assert taken[:20] == list(range(30, 50)) and taken[20] == taken[0]
     updates = [sum((step + 1) % 4 == 0 for step in taken[i : i + 4]) for i in range(0, 100, 4)]
     assert updates == [1] * 25  # of an average that moves every 4 steps
+
+
+def test_the_log_of_measured_steps_goes_with_the_next_start_if_the_command_is_killed(monkeypatch):
+    folders = []
+
+    def build(config, directory, *_, **__):
+        assert (directory / ".running").exists()
+        folders.append(directory)
+        return SimpleNamespace(log=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr(device_run, "build", build)
+    with device_run.open_run(None), device_run.open_run(None):
+        assert len(set(folders)) == 2 and all(folder.is_dir() for folder in folders)
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_every_state_is_first_in_a_turn_once(monkeypatch):
