@@ -216,9 +216,9 @@ class Log:
 
     @property
     def came_to_its_end(self) -> bool:
-        """True if the run stopped by itself: after a fault or an interruption, run_stop has a reason."""
+        """True if the run stopped by itself, as a success does; else run_stop has the reason of its end."""
         stop = self.last("run_stop")
-        return stop is not None and "reason" not in stop.metadata
+        return stop is not None and (self.status == "success" or "reason" not in stop.metadata)
 
     @property
     def claims_no_success(self) -> bool:

@@ -196,6 +196,9 @@ LEFT_OUT = {
     "name and size": chain(remove("configuration_name"), remove("benchmark_size")),
     "samples at the end": without("run_stop", "samples"),
     "the monotonic clock": without("run_stop", "duration_ms", "clock_drift_ms"),
+    "the monotonic clock of a success that has a reason": chain(
+        without("run_stop", "duration_ms", "clock_drift_ms"), edit("run_stop", reason="interrupted")
+    ),
     "samples of evaluations": without("eval_accuracy", "samples"),
     "the start of an evaluation": remove("eval_start", at=1),
     "the evaluation of an accuracy": chain(remove("eval_start", at=1), remove("eval_stop", at=1)),
@@ -232,6 +235,12 @@ EVALUATED_IN_NO_TIME = {  # but nothing that says how fast the machine trains
 def test_the_pace_of_a_broken_run_tells_nothing_of_its_evaluations(golden, mutation, rules):
     (log,) = run_set([mutation(shorten_evaluations(golden.log()))]).logs
     assert ids(audit_log(log)) == rules
+
+
+def test_a_success_came_to_its_end_whatever_reason_it_has(golden):
+    with_reason = edit("run_stop", reason="interrupted")
+    (log,) = run_set([with_reason(shorten_evaluations(golden.log()))]).logs
+    assert ids(audit_log(log)) == {"T219"}
 
 
 def test_the_time_after_the_last_evaluation_is_no_training(golden):
