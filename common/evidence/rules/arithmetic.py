@@ -90,9 +90,9 @@ def nothing_is_left_out(log: Log) -> Iterator[Found]:
     if stop and log.came_to_its_end:
         missing = [name for name in ENDED_WITH if stop.number(name) is None]
         yield from (Found(stop.line, f"no {name} in run_stop") for name in missing)
-    for event in evaluated:
+    for event in (*evaluated, *log.events("train_loss")):
         if event.number("samples") is None:
-            yield Found(event.line, "no samples in eval_accuracy")
+            yield Found(event.line, f"no samples in {event.key}")
     num_blocks = max(len(log.events("block_stop")), sum(e.number("samples") != 0 for e in evaluated))
     needed = dict.fromkeys(("eval_start", "eval_stop"), len(evaluated))
     needed |= dict.fromkeys(("block_start", "throughput", "train_loss", "machine_load"), num_blocks)
@@ -194,9 +194,9 @@ def planned_evaluations(settings: dict[str, Any]) -> Iterator[int] | None:
 
 @rule("Q316", "strict", HEAD, breaks=edit("run_stop", samples=1281167))
 def samples_agree(log: Log) -> Iterator[Found]:
-    """Evaluations and run_stop state the samples of the blocks before; of bert epoch_num is their number."""
-    trained = None
-    for event in log.events("throughput", "eval_accuracy", "run_stop") if log.is_ours else ():
+    """Losses, evaluations and run_stop state the samples trained so far, as epoch_num does for bert."""
+    trained, keys = None, ("throughput", "train_loss", "eval_accuracy", "run_stop")
+    for event in log.events(*keys) if log.is_ours else ():
         samples, epoch = event.number("samples"), event.number("epoch_num")
         if log.benchmark == "bert" and epoch is not None and epoch != samples:
             number = "no" if samples is None else f"{samples:,.0f}"

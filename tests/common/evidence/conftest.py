@@ -101,7 +101,8 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         record("throughput", (samples - before) / seconds, epoch_num=epoch, samples=samples)
         record("machine_load", 0.0, cores=64, steal=0.0, threads=32, epoch_num=epoch)
         before = samples
-        record("train_loss", 6.000123456789 - block - index / 100 - 0.001 * is_optimized, epoch_num=epoch)
+        loss = 6.000123456789 - block - index / 100 - 0.001 * is_optimized
+        record("train_loss", loss, epoch_num=epoch, samples=samples)
         record("block_stop", first_epoch_num=first)
         record("eval_start", epoch_num=epoch)
         record("eval_stop", after_ms=facts["eval_ms"], epoch_num=epoch)

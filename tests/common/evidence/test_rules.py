@@ -200,6 +200,7 @@ LEFT_OUT = {
         without("run_stop", "duration_ms", "clock_drift_ms"), edit("run_stop", reason="interrupted")
     ),
     "samples of evaluations": without("eval_accuracy", "samples"),
+    "samples of losses": without("train_loss", "samples"),
     "the start of an evaluation": remove("eval_start", at=1),
     "the evaluation of an accuracy": chain(remove("eval_start", at=1), remove("eval_stop", at=1)),
     "a throughput": remove("throughput"),
@@ -214,6 +215,13 @@ LEFT_OUT = {
 def test_what_a_rule_reads_cannot_be_left_out_of_an_own_log(golden, mutation):
     (log,) = run_set([mutation(golden.log())]).logs
     assert log.is_ours and "K124" in errors(audit_log(log))
+
+
+def test_the_samples_of_a_loss_by_which_copies_are_found_are_those_of_its_block(golden):
+    later = edit_all("train_loss", lambda r: {"samples": r["metadata"]["samples"] + 1})
+    for benchmark in ("resnet", "bert"):
+        (log,) = run_set([later(golden.log(benchmark))], ("8xA100-optimized", benchmark)).logs
+        assert ids(audit_log(log)) == {"Q316"}
 
 
 def shorten_evaluations(lines):
