@@ -169,6 +169,9 @@ def runs_have_the_decided_seeds(sealing: Sealing) -> Iterator[Found]:
         yield Found(0, f"{len(seal.seeds)} seeds for {seal.num_runs} runs", path=sealing.place(SEAL))
     for run, text in find_other_seeds(sealing):
         yield Found(run.line, f"seed {run.started.seed} {text}", path=sealing.place(RUNS))
+    for log, run in sealing.paired():
+        if run.started.resumed and log.first("run_start") and not log.is_resumed:
+            yield Found(0, f"{RUNS}:{run.line} says that it goes on from another run; the log does not", log)
 
 
 def find_other_seeds(sealing: Sealing) -> Iterator[tuple[Run, str]]:

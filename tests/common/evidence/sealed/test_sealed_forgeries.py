@@ -11,6 +11,7 @@ from common.evidence.log import load
 from common.evidence.rules.rule import add, edit, retime
 from common.evidence.rules.sealed_files import (
     bytes_of,
+    decide_one_less,
     edit_event,
     edit_last_log,
     edit_line,
@@ -123,6 +124,16 @@ def test_a_resumed_run_breaks_no_rule_of_seals_unless_it_has_another_seed(tmp_pa
         assert honest.logs[-1].is_resumed and "T215" in {f.rule for f in audit(honest)}
         other = read_set(with_resumed(files, seed=7), folder / "other", folders)
         assert broken_rules(other) == {"C910", "C911"}
+
+
+def test_a_run_that_only_the_list_calls_resumed_has_no_seed_of_its_choice(tmp_path):
+    for number, (run_set, files) in enumerate(honest_sets()):
+        last = results_of(files)[-1]
+        chosen = {last: edit("seed", value=7)(files[last])}
+        going_on = edit_line(-2, resumed="result_99.txt", seed=7)(files[RUNS])
+        forged = decide_one_less(files | chosen | {RUNS: going_on})
+        forged_set = read_set(forged, tmp_path / str(number), run_set.lead.folders)
+        assert not forged_set.logs[-1].is_resumed and broken_rules(forged_set) == {"C911"}
 
 
 @pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
