@@ -164,8 +164,10 @@ def audit_paths(
 
 
 def audit(run_set: RunSet) -> list[Finding]:
-    """Return the findings in one run set: those in each log, then those about the set."""
-    return [finding for log in run_set.logs for finding in audit_log(log)] + audit_set(run_set)
+    """Return the findings in one run set: those in each log, those about the set and its time-stamps."""
+    anchored = read_anchored(run_set)
+    stamped = find_broken_rules("N", anchored, run_set.lead) if anchored else []
+    return [finding for log in run_set.logs for finding in audit_log(log)] + audit_set(run_set) + stamped
 
 
 def audit_log(log: Log) -> list[Finding]:

@@ -1,5 +1,7 @@
 """MLCommons' checkers ignore the chain and the files of a seal; a package keeps both."""
 
+import json
+
 import pytest
 
 from common.evidence.log import RunSet, load, read_log
@@ -90,6 +92,14 @@ def test_runs_that_were_added_to_a_whole_sealed_set_are_no_submission(tmp_path):
 
     done = package(seal_committed(tmp_path, OPEN, add_one), "--rehearsal", "--list")
     refused(done, "6 runs came to their end, and runset.json decided 5")
+
+
+def test_a_package_takes_no_log_that_was_changed_after_it_was_stamped(tmp_path):
+    folder, reply = seal_committed(tmp_path, OPEN), {"delay_ms": 0, "reply": "AA=="}
+    stamp = {"of": "result_1.txt", "line": 1, "sha256": "0" * 64} | reply
+    (folder / "anchors.jsonl").write_text(json.dumps(stamp) + "\n")
+    done = package(folder, "--rehearsal", "--list")
+    refused(done, "N901 error found: line 1 of result_1.txt was changed after it was stamped")
 
 
 @pytest.mark.parametrize("name", [SEAL, RUNS])
