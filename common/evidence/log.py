@@ -62,7 +62,7 @@ class Log:
     records: tuple[Event, ...] = ()
     problems: tuple[Problem, ...] = ()
     preamble: tuple[str, ...] = field(default=(), repr=False)  # the comment lines before the first record
-    chain: Chain | None = None  # None if the first record carries no hash of the bytes before it
+    chain: Chain | None = None  # None if no record carries a hash of the bytes before it
 
     @cached_property
     def by_key(self) -> Mapping[str, Sequence[Event]]:

@@ -59,7 +59,7 @@ def sealed_logs_are_unbroken(sealing: Sealing) -> Iterator[Found]:
     yield from find_breaks(logs)
     for log in logs:
         if log.is_readable and log.chain is None:
-            yield Found(log.records[0].line, "the first record carries none", log)
+            yield Found(log.records[0].line, "no record carries one", log)
 
 
 @rule("C902", "warning", CHAIN, breaks=lambda files: edit_last_log(insert_note)(unseal(files)))
@@ -70,7 +70,7 @@ def chained_logs_are_unbroken(sealing: Sealing) -> Iterator[Found]:
 
 @rule("C903", "error", CHAIN, breaks=lambda files: edit_last_log(cut_last_hash)(unseal(files)))
 def records_are_chained(sealing: Sealing) -> Iterator[Found]:
-    """In a log whose first record carries a hash every record carries one."""
+    """If one record of a log carries a hash, every record carries one."""
     for log in sealing.run_set.logs:
         for line in islice(log.chain.unchained if log.chain else (), MAX_BREAKS):
             yield Found(line, "this one carries none", log)

@@ -8,9 +8,11 @@ import pytest
 
 from common.evidence.audit import audit, audit_set, find_broken_rules
 from common.evidence.log import load
+from common.evidence.records import TOKEN
 from common.evidence.rules.rule import add, edit, retime
 from common.evidence.rules.sealed_files import (
     bytes_of,
+    cut_last_hash,
     decide_one_less,
     edit_event,
     edit_last_log,
@@ -21,6 +23,7 @@ from common.evidence.rules.sealed_files import (
     results_of,
     seal_of,
     state_in_head,
+    unseal,
 )
 from common.evidence.sealed.chain import digest
 from common.evidence.sealed.runs import read_sealing
@@ -134,6 +137,17 @@ def test_a_run_that_only_the_list_calls_resumed_has_no_seed_of_its_choice(tmp_pa
         forged = decide_one_less(files | chosen | {RUNS: going_on})
         forged_set = read_set(forged, tmp_path / str(number), run_set.lead.folders)
         assert not forged_set.logs[-1].is_resumed and broken_rules(forged_set) == {"C911"}
+
+
+def test_a_log_stays_chained_when_its_first_hash_is_deleted(tmp_path):
+    def cut_first_hash(lines):
+        after = next(number for number, line in enumerate(lines, 1) if TOKEN in line)
+        return [*cut_last_hash(lines[:after]), *lines[after:]]
+
+    for number, (run_set, files) in enumerate(honest_sets()):
+        cut = edit_last_log(cut_first_hash)(unseal(files))
+        forged = read_set(cut, tmp_path / str(number), run_set.lead.folders)
+        assert broken_rules(forged) == {"C902", "C903"}
 
 
 @pytest.mark.parametrize("kind", sealed_forgeries.KINDS, ids=lambda kind: kind.__name__)
