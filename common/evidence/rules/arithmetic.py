@@ -1,6 +1,7 @@
 """K, T, Q: figures of one log that follow from each other, so that nobody can change one of them alone."""
 
 import math
+from bisect import bisect
 from collections.abc import Iterator
 from typing import Any
 
@@ -308,8 +309,10 @@ def evaluations_take_their_time(log: Log) -> Iterator[Found]:
 
 def was_slow_in_every_block(log: Log) -> bool:
     """True if other programs slowed the training down in each of its blocks, as T232 and T233 tell."""
-    num_slow = len(disturbed_blocks(log)) + len(log.events("threads_lowered"))
-    return 0 < len(log.events("throughput")) <= num_slow
+    ends = [event.line for event in log.events("throughput")]
+    slow = {bisect(ends, block.event.line) - 1 for block in disturbed_blocks(log)}  # logged behind the rate
+    slow |= {bisect(ends, event.line) for event in log.events("threads_lowered")}
+    return bool(ends) and slow.issuperset(range(len(ends)))
 
 
 def training_rate(log: Log, end: Event) -> float:

@@ -245,6 +245,33 @@ def test_the_pace_of_a_broken_run_tells_nothing_of_its_evaluations(golden, mutat
     assert ids(audit_log(log)) == rules
 
 
+def beside_others(*blocks):
+    return chain(*(edit("machine_load", at=at, value=1.5, cores=2.0, threads=2) for at in blocks))
+
+
+def lower_threads(at):
+    return add("block_start", at=at, key="threads_lowered", value=1, before=2)
+
+
+LOWERED_LAST = add("eval_accuracy", at=-1, key="threads_lowered", value=1, before=2)
+EARLY_LOAD = add("run_start", key="machine_load", value=1.5, cores=2.0, threads=2)
+SLOW_BLOCKS = {  # and whether these are all
+    "one, by several events": (chain(beside_others(0), *[lower_threads(0)] * 4), False),
+    "each, by one event or the other": (
+        chain(beside_others(0, 1, 2), lower_threads(3), lower_threads(4)),
+        True,
+    ),
+    "all but the last, and events behind it": (chain(beside_others(0, 1, 2, 3), LOWERED_LAST), False),
+    "all but the first, and events before it": (chain(beside_others(1, 2, 3, 4), EARLY_LOAD), False),
+}
+
+
+@pytest.mark.parametrize(("mutation", "is_each"), SLOW_BLOCKS.values(), ids=SLOW_BLOCKS)
+def test_the_pace_of_evaluations_is_known_by_each_block_that_was_not_slowed(golden, mutation, is_each):
+    (log,) = run_set([mutation(shorten_evaluations(golden.log()))]).logs
+    assert ("T219" in ids(audit_log(log))) is not is_each
+
+
 def test_a_success_came_to_its_end_whatever_reason_it_has(golden):
     with_reason = edit("run_stop", reason="interrupted")
     (log,) = run_set([with_reason(shorten_evaluations(golden.log()))]).logs
