@@ -3,6 +3,7 @@
 Limits hold before anything is read: a header says how long a name or a file is.
 """
 
+import errno
 import gzip
 import shutil
 import tarfile
@@ -22,6 +23,7 @@ MAX_TOTAL_BYTES = 2 * 2**30  # of all members, those too that stay packed
 MAX_NAME_BYTES = 64 * 2**10  # of a long name or of other extra headers
 MAX_END_BYTES = 2**20  # after the last member; tar fills its last block of 10 KiB
 GZIP = b"\x1f\x8b"
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of the temporary folder, not of the archive
 WANTED = (".txt", ".json", ".jsonl")  # logs, seals and descriptions; code stays packed
 
 
@@ -38,7 +40,7 @@ class Member(tarfile.TarInfo):
 def unpack_archive(path: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a temporary folder with the logs and descriptions of an archive, and the refused members.
 
-    Raises: UserError for a file that is no archive, or a damaged one.
+    Raises: UserError for a file that is no archive, or a damaged one, and for a full disk.
     """
     with tempfile.TemporaryDirectory() as name:
         try:
@@ -101,11 +103,14 @@ def _refusal(member: tarfile.TarInfo, name: PurePosixPath, seen: Container[PureP
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> str:
-    """Write a member's bytes, and nothing else of it; return why not."""
+    """Write a member's bytes, and nothing else of it; return why not. Raises UserError for a full disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with cast(IO[bytes], archive.extractfile(member)) as source, path.open("xb") as target:
             shutil.copyfileobj(source, target)
     except OSError as error:
+        if error.errno in DISK_FAULTS:
+            what, where = f"cannot unpack ({error.strerror})", tempfile.gettempdir()
+            raise UserError(what, where=where, hint="TMPDIR names another folder") from error
         return f"cannot be written ({error.strerror})"
     return ""

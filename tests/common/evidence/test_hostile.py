@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -133,6 +134,20 @@ def test_a_changed_byte_that_only_the_checksum_knows_is_found(golden, tmp_path, 
     data = gzip.compress(bytes(plain))
     path.write_bytes(data[:-8] + bytes(b ^ 1 for b in data[-8:-4]) + data[-4:])
     refused(limited("check", path, cwd=tmp_path), "package.tar.gz", "CRC")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_full_disk_is_no_fault_of_an_archive(golden, tmp_path, monkeypatch, code):
+    def write_a_part(source, target):
+        target.write(source.read(5000))
+        raise OSError(code, os.strerror(code))
+
+    golden.write(tmp_path / "results", golden.set())
+    with tarfile.open(tmp_path / "package.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "results", "results")
+    monkeypatch.setattr(shutil, "copyfileobj", write_a_part)
+    done = ttt("check", "--no-official", tmp_path / "package.tar.gz")
+    refused(done, f"{tempfile.gettempdir()}: cannot unpack ({os.strerror(code)})", "TMPDIR")
 
 
 def test_an_archive_without_a_log_is_named_with_its_refused_members(tmp_path, limited):
