@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,15 @@ def chained(type):
     return gzip.compress(one * 20_000 + header("a"))
 
 
+def damaged_member():
+    """Return a log whose packed bytes cannot be unpacked from the middle on."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    good = header("result_0.txt", 2**22) + random.Random(0).randbytes(2**21)
+    return packer.compress(good) + packer.flush(zlib.Z_SYNC_FLUSH) + b"\xff" * 2**20
+
+
 ARCHIVES = {
+    "a damaged member": (damaged_member, "not a readable archive: Error -3"),
     "a long name of 3 GiB": (lambda: long_name(tarfile.GNUTYPE_LONGNAME), "header of more than"),
     "a PAX header of 3 GiB": (lambda: long_name(tarfile.XHDTYPE), "header of more than"),
     "chained long names": (lambda: chained(tarfile.GNUTYPE_LONGNAME), "headers without end"),

@@ -327,6 +327,13 @@ def test_a_search_of_a_study_may_miss_and_has_as_many_runs_as_it_likes(golden, t
     assert not ids(audit(*of_study)) & {"S406", "S408"} and ids(audit(*of_score)) >= {"S406", "S408"}
 
 
+def test_a_study_outside_its_folder_is_one_by_what_its_logs_say(golden):
+    to_the_end = chain(aborted, edit("stop_at_target", value=False))
+    logs = [to_the_end(lines) for lines in golden.set(num_logs=3)]
+    other_code = [*logs[:2], ["# commit: another", *logs[2]]]
+    assert ids(audit(run_set(other_code))) == {"T216"}  # and S406, S407, S408 for logs of timed runs
+
+
 def test_rules_have_distinct_ids_a_message_and_a_section():
     assert len({about.id for about in RULES}) == len(RULES)
     assert {about.severity for about in RULES} == {"error", "warning", "strict"}

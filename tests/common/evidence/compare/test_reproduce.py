@@ -141,7 +141,9 @@ def test_unreadable_and_unreached_runs_are_not_reproduced(golden, tmp_path):
     assert done.returncode == 1 and "NOT REPRODUCED: no score" in done.stdout
     assert done.stdout.count("\n  missed: ") == 3
     (tmp_path / "result_0.txt").write_text("")
-    assert ttt("reproduce", tmp_path / "result_0.txt").returncode == 1
+    for options in ([], ["--against", "8xA100_80GB-methods"]):  # a log of no benchmark has no published set
+        done = ttt("reproduce", tmp_path / "result_0.txt", *options)
+        assert (done.returncode, done.stderr) == (1, "") and "no published result" in done.stdout
 
 
 def test_text_of_a_log_is_shown_without_control_characters(golden, tmp_path):
