@@ -14,6 +14,7 @@ from common.evidence.recipes import configuration_of, count_steps, evaluation_st
 from common.evidence.records import Event, finite, is_rounded, printable
 from common.evidence.rules.keys import SETTINGS
 from common.evidence.rules.rule import (
+    PLAN,
     Found,
     chain,
     delay_run,
@@ -55,7 +56,7 @@ def stated_settings(log: Log) -> dict[str, Any]:
 # The head and its records.
 
 
-@rule("K123", "strict", HEAD, breaks=state(global_batch_size=1024))
+@rule("K123", "strict", HEAD, breaks=state(**PLAN, target=0.8))
 def records_repeat_the_head(log: Log) -> Iterator[Found]:
     """Target, size, batch, optimizer, methods, data and threads in the records are those of the head."""
     settings = stated_settings(log)
@@ -145,19 +146,14 @@ def find_other_methods(log: Log, methods: dict[str, Any]) -> Iterator[Found]:
                 yield Found(recorded[name].line, f"{name}.{key}: {contrast(settings[key], asked[key])}")
 
 
-@rule(
-    "Q315",
-    "strict",
-    QUALITY,
-    breaks=state(
-        max_duration="20ep", evaluate_every="5ep", global_batch_size=2048, data="{num_train_samples: 1281167}"
-    ),
-)
+@rule("Q315", "strict", QUALITY, breaks=state(**PLAN | {"evaluate_every": "5ep"}))
 def evaluations_follow_the_plan(log: Log) -> Iterator[Found]:
     """Evaluations stand where evaluate_every and evaluate_from of the head put them."""
     settings = flat(stated_settings(log))
     batch_size, planned = settings.get("global_batch_size"), planned_evaluations(settings)
     if planned is None or not isinstance(batch_size, int):
+        if settings:  # else: K124
+            yield Found(0, "its head does not say when it was to be evaluated")
         return
     for event in log.events("eval_accuracy"):
         samples, step = event.number("samples"), next(planned, None)

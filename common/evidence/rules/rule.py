@@ -111,6 +111,14 @@ def scale(key: str, factor: float, at: int = 0) -> Mutation:
 miss_target = edit("eval_accuracy", at=-1, value=0.7, correct=35000)  # of resnet
 
 
+PLAN = {  # of the evaluations of a good log, of resnet at size full
+    "max_duration": "20ep",
+    "evaluate_every": "4ep",
+    "global_batch_size": 2048,
+    "data": "{num_train_samples: 1281167}",
+}
+
+
 def state(**settings: object) -> Mutation:
     """Let the head of a log state a configuration."""
     head = ["# --- configuration", *(f"#   {key}: {value}" for key, value in settings.items()), "# ---"]

@@ -13,6 +13,7 @@ from common.evidence.recipes import Difference, differing_logs
 from common.evidence.records import TOKEN, counted, finite, printable
 from common.evidence.rules.quality import TOTALS
 from common.evidence.rules.rule import (
+    PLAN,
     Found,
     Lines,
     Mutation,
@@ -59,7 +60,7 @@ def overlap_runs(logs: list[Lines]) -> list[Lines]:
 
 def change_budget(logs: list[Lines]) -> list[Lines]:
     """Let every log state a configuration, and the last one another budget."""
-    return [state(benchmark="x", budget=log is logs[-1])(log) for log in logs]
+    return [state(**PLAN, benchmark="x", budget=1 + (log is logs[-1]))(log) for log in logs]
 
 
 # Run sets.
@@ -120,7 +121,7 @@ def runs_do_not_overlap(logs: Sequence[Log]) -> Iterator[Found]:
     return find_overlapping(logs)
 
 
-@rule("S405", "error", HYPERPARAMETERS, breaks=change_last(edit("global_batch_size", value=1)))
+@rule("S405", "error", HYPERPARAMETERS, breaks=change_last(edit("dataset_fingerprint", value="1")))
 def work_is_constant(logs: Sequence[Log]) -> Iterator[Found]:
     """The runs of a set share batch size, target and data set."""
     return find_differing(logs, lambda log: settings_of(log, CONSTANT))

@@ -11,18 +11,28 @@ from common.evidence.system import FIELDS
 
 START_MS = 1_700_000_000_000
 FULL = {
-    "resnet": {"target": 0.759, "train": 1281167, "eval": 50000, "total": 50000, "step": 4, "eval_ms": 2000},
+    "resnet": {
+        "target": 0.759,
+        "train": 1281167,
+        "eval": 50000,
+        "total": 50000,
+        "step": 4,
+        "batches": 2500,
+        "eval_ms": 2000,
+    },
     "bert": {
         "target": 0.72,
         "train": 156725653,
         "eval": 10000,
         "total": 428235,
-        "step": 24640,
+        "step": 24576,
+        "batches": 12,
         "eval_ms": 9000,
     },
 }
-MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "eval_ms": 2000}
+MINI = {"target": 0.9, "train": 1437, "eval": 360, "total": 360, "batches": 6, "eval_ms": 2000}
 MINI_STEPS = {"resnet": 2, "bert": 2 * 1437}  # of epoch_num: epochs, samples
+BATCH_SIZE = {"full": 2048, "mini": 479}
 NUM_EVALUATIONS = 5
 KINDS = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}  # end of a key -> event_type
 
@@ -43,7 +53,7 @@ class Lines(list):
 def good_log(benchmark="resnet", size="full", configuration="optimized", index=0, block_s=40.0):
     """Return the lines of run `index`: five blocks and evaluations, the last at the target."""
     facts = FULL[benchmark] if size == "full" else MINI | {"step": MINI_STEPS[benchmark]}
-    is_optimized = configuration == "optimized"
+    is_optimized, batch_size = configuration == "optimized", BATCH_SIZE[size]
     record = Lines(
         [
             f"# benchmark: {benchmark}",
@@ -54,6 +64,10 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
             "# versions: python 3.11, torch 2.11",
             "# --- configuration",
             f"#   name: {configuration}",
+            f"#   global_batch_size: {batch_size}",
+            f"#   max_duration: {NUM_EVALUATIONS * facts['batches']}ba",
+            f"#   evaluate_every: {facts['batches']}ba",
+            f"#   data: {{num_train_samples: {facts['train']}}}",
             "#   optimizer:",
             f"#     lr: {2.048 if is_optimized else 0.8}",
         ]
@@ -72,7 +86,7 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "benchmark_size": size,
         "configuration_name": configuration,
         "seed": 1000 + index,
-        "global_batch_size": 2048,
+        "global_batch_size": batch_size,
         "gradient_accumulation_steps": 1,
         "gradient_compression": "none",
         "device": "A100",
@@ -94,7 +108,7 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
     for block in range(NUM_EVALUATIONS):
         first = 1 + block * facts["step"]
         epoch = (block + 1) * facts["step"]
-        samples = epoch if benchmark == "bert" else epoch * facts["train"]
+        samples = (block + 1) * facts["batches"] * batch_size
         record("block_start", after_ms=5, first_epoch_num=first, epoch_count=facts["step"])
         record("epoch_start", epoch_num=first)
         record("epoch_stop", after_ms=seconds * 1000, epoch_num=first)

@@ -37,7 +37,7 @@ def test_a_finding_names_file_line_rule_and_section_and_exits_1(work):
         )
     done = ttt_here("check", "--no-official", "results")
     first = done.stdout.splitlines()[0]
-    assert done.returncode == 1 and first.startswith(f"{FOLDER}/result_0.txt:35: K108 error ")
+    assert done.returncode == 1 and first.startswith(f"{FOLDER}/result_0.txt:39: K108 error ")
     assert "(rules: Training and Test Sets); 1 more" in first
     report = json.loads(ttt_here("check", "results", "--no-official", "--json").stdout)
     assert report["ok"] is False and "seal" not in report["sets"][0]
@@ -74,7 +74,7 @@ def test_a_sealed_set_is_called_sealed_and_what_is_not_is_said(work, golden, rul
 @pytest.mark.parametrize(
     ("name", "place", "text"),
     [
-        ("result_2.txt", "result_2.txt:13: C901", "changed, added or removed"),
+        ("result_2.txt", "result_2.txt:17: C901", "changed, added or removed"),
         ("runs.jsonl", "runs.jsonl:2: C904", "line 1 was changed after this line was written"),
         ("runset.json", "runs.jsonl:1: C904", "runset.json was changed"),
     ],

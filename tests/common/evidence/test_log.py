@@ -21,11 +21,13 @@ def kinds(data):
 def test_a_good_log_gives_minutes_curve_target_and_status(golden):
     log = parse_log("\n".join(golden.log()).encode(), "here")
     assert log.minutes == pytest.approx((5 * 42 + 0.03) / 60)
-    assert [point.samples for point in log.curve] == [1281167 * 4 * n for n in range(1, 6)]
+    assert [point.samples for point in log.curve] == [2048 * 2500 * n for n in range(1, 6)]
     assert log.is_converged and log.is_ours and not log.is_proxy
     assert (log.benchmark, log.target, log.configuration) == ("resnet", 0.759, "optimized")
     assert log.header("commit") == "0123abc"
-    assert log.settings == ("name: optimized", "optimizer:", "  lr: 2.048")
+    plan = ("global_batch_size: 2048", "max_duration: 12500ba", "evaluate_every: 2500ba")
+    data = "data: {num_train_samples: 1281167}"
+    assert log.settings == ("name: optimized", *plan, data, "optimizer:", "  lr: 2.048")
 
 
 def test_line_numbers_are_those_of_the_file():

@@ -217,6 +217,17 @@ def test_what_a_rule_reads_cannot_be_left_out_of_an_own_log(golden, mutation):
     assert log.is_ours and "K124" in errors(audit_log(log))
 
 
+def without_setting(name):
+    return lambda lines: [line for line in lines if not line.startswith(f"#   {name}: ")]
+
+
+@pytest.mark.parametrize("name", ["global_batch_size", "evaluate_every", "data"])
+def test_a_head_without_the_plan_of_evaluations_is_found(golden, name):
+    (log,) = run_set([without_setting(name)(golden.log())]).logs
+    (finding,) = audit_log(log)
+    assert finding.rule == "Q315" and "does not say when it was to be evaluated" in finding.message
+
+
 def test_the_samples_of_a_loss_by_which_copies_are_found_are_those_of_its_block(golden):
     later = edit_all("train_loss", lambda r: {"samples": r["metadata"]["samples"] + 1})
     for benchmark in ("resnet", "bert"):

@@ -174,7 +174,7 @@ def test_a_log_without_a_start_is_named_and_the_others_are_exported(results, tmp
     done = to_export(folder, tmp_path / "out", "csv")
     assert "result_1.txt: left out: no record" in done.stdout and "1 run of 1 set" in done.stdout
     path.write_text((folder / "result_0.txt").read_text().replace('"time_ms": 1', '"time_ms": -1'))
-    assert "left out: line 11: time_ms is -1" in to_export(folder, tmp_path / "out", "csv").stdout
+    assert "left out: line 15: time_ms is -1" in to_export(folder, tmp_path / "out", "csv").stdout
     (folder / "result_0.txt").unlink()
     done = ttt_here("export", folder, "--to", "csv", "--out", tmp_path / "none")
     assert done.returncode == 1 and "no run was exported" in done.stderr
