@@ -33,7 +33,7 @@ def digest(data: bytes) -> str:
 
 def is_chained(data: bytes) -> bool:
     """True if a record of a log carries a hash."""
-    return any(MARK in line for line in data.splitlines() if RECORD in line)
+    return MARK in data and any(MARK in line for line in data.splitlines() if RECORD in line)
 
 
 def blocks(data: bytes) -> Iterator[tuple[int, bytes, bytes]]:
