@@ -106,7 +106,8 @@ def slow_runs(rates: Sequence[Mapping[float, float]]) -> dict[int, str]:
     `rates` are those of `rates_of`. A run counts if the rate of a block is below 1 / 1.75 of the median of
     the other runs at the same sample. Of 5 or more runs one also counts if it, or its second half, is slower
     by 25 % or more, and by more than is usual among its siblings (`find_outliers`: Student's t for one
-    further value, Holm's correction for the number of runs).
+    further value, Holm's correction for the number of runs). Where undisturbed runs of one recipe differ as
+    much, one is flagged more often than in 5 % of sets: common/study/SIMULATIONS.md.
     """
     slowness = [compare_with_siblings(rates, index) for index in range(len(rates))]
     texts = {}

@@ -1,7 +1,8 @@
 """Generate the figures in this folder's pages: nobody types a number in them.
 
 `python -m common.study.page --write` makes them again: in README.md the findings of the committed studies,
-from their files, in SIMULATIONS.md the table of simulations. Tests compare them with the pages.
+from their files, in SIMULATIONS.md the tables of simulations; in the README of the repository the speed-ups
+after a search. Tests compare them with the pages.
 """
 
 import math
@@ -13,11 +14,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from common.evidence.ledger import Ledger, ratio, read_ledger
+from common.evidence import intervals
+from common.evidence.ledger import Ledger, ratio, read_ledger, unless_shown
 from common.evidence.log import read_log
 from common.evidence.page import fill_block, fill_blocks
 from common.evidence.score import BASELINE
-from common.evidence.text import spread_of
+from common.evidence.text import spread, spread_of
 from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations, trials
@@ -25,7 +27,7 @@ from common.study.ablation.measurements import Groups, log_samples
 from common.study.curves import Answers
 from common.study.sweep import describe_comparisons, with_bound
 
-PAGE = Path(__file__).with_name("README.md")
+FRONT, PAGE = ROOT / "README.md", Path(__file__).with_name("README.md")
 TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
 STUDIES = ROOT / "results" / "study"
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
@@ -77,6 +79,20 @@ def describe_trials(stem: str) -> str:
     return f": the best trial is {' and '.join(best)}. {gains} {link}."
 
 
+def describe_searched() -> str:
+    """Describe the speed-ups after the same search on both sides, for the README of the repository."""
+    parts = []
+    for name, stem in ABLATIONS.items():
+        slow, fast = (some[0].minutes for some in trials.read(STUDIES / f"trials/{stem}.json").values())
+        gain = intervals.ratio(slow, fast)  # type: ignore[arg-type]
+        assert gain.interval is not None
+        unclear = ", which is not shown to differ from 1" if gain.interval.holds(1) else ""
+        parts.append(f"{name} {spread(gain.value, gain.interval, unit='x')}{unclear}")
+    where = "[findings](common/study/README.md#findings-at-size-mini)"
+    what = "After the same search of hyperparameters on both sides the speed-ups are"
+    return f"{what}: {'; '.join(parts)} ({where}).\n"
+
+
 def describe_ablation(stem: str) -> str:
     """Describe a committed ablation: gains of throughput, and the least effect on samples."""
     path = STUDIES / f"ablate-optimized/{stem}.ledger.json"
@@ -84,7 +100,7 @@ def describe_ablation(stem: str) -> str:
     if isinstance(ledger, str):
         raise ValueError(f"{path}: {ledger}")
     link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
-    return f": {describe_gains(ledger)} {describe_samples(ledger)} {link}."
+    return f": {describe_gains(ledger)} {describe_samples(ledger)}. {describe_pairs(ledger)} {link}."
 
 
 def describe_tuned(benchmark: str) -> str:
@@ -141,8 +157,22 @@ def describe_samples(ledger: Ledger) -> str:
     return (
         f"An effect on samples to the target is shown of {', '.join(shown) or 'no method'}; one of "
         f"{math.exp(least):.3g}x would be shown with 80 % probability, with {runs} and Holm's correction for "
-        f"{len(ledger.rows)} methods"
+        f"{len(ledger.rows)} methods, in each of two tables (alone, put back)"
     )
+
+
+def describe_pairs(ledger: Ledger) -> str:
+    """Describe which pairs of methods change a figure together otherwise than one by one."""
+    parts = []
+    for figure, what in {"samples": "samples to the target", "quality": "quality"}.items():
+        pairs = [pair for pair in ledger.pairs if figure in pair.tests]
+        if not pairs:
+            return "No pair of methods was trained"
+        shown = [" with ".join(f"`{name}`" for name in p.names) for p in pairs if p.tests[figure].is_shown]
+        most = max((p.tests for p in pairs), key=lambda tests: tests[figure].detectable or 0)
+        could = "" if shown else unless_shown(most, figure).removeprefix(", not shown")
+        parts.append(f"in {what} of {' and of '.join(shown) or 'none'}{could}")
+    return f"Of {len(ledger.pairs)} pairs of methods an interaction is shown {' and '.join(parts)}"
 
 
 BLOCKS = {
@@ -151,13 +181,16 @@ BLOCKS = {
     "ablations": partial(list_items, ABLATIONS, describe_ablation),
     "tuned": partial(list_items, TUNED, describe_tuned),
 }
+SIMULATED = {"simulations": simulations.TRUTHS, "limits": simulations.LIMITS}
 
 
 def write() -> None:
+    save_text(FRONT, fill_block(FRONT.read_text(encoding="utf-8"), "searched", describe_searched()))
     save_text(PAGE, fill_blocks(PAGE.read_text(encoding="utf-8"), BLOCKS))
-    table = simulations.write_table(simulations.simulate_all())
     text = TABLE_PAGE.read_text(encoding="utf-8")
-    save_text(TABLE_PAGE, fill_block(text, "simulations", table))
+    for name, truths in SIMULATED.items():
+        text = fill_block(text, name, simulations.write_table(truths, simulations.simulate_all(truths)))
+    save_text(TABLE_PAGE, text)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

@@ -4,7 +4,8 @@ Among many recipes the best mean and the least spread are partly luck. So the sp
 its own runs or, if larger, the pooled spread of all recipes of its benchmark, size, target and kind of run;
 the bounds have Bonferroni's correction for the number of means, and a recipe is ranked by its worse bound. A
 recipe is shown to be better than another if their bounds do not overlap: in simulation this happens among 20
-equal recipes in less than 5 % of studies, also where spreads differ (SIMULATIONS.md).
+equal recipes in less than 5 % of studies, also where half of them have three times the spread of the others;
+more often where few of them vary much more than the rest (SIMULATIONS.md has both).
 """
 
 import math

@@ -46,13 +46,14 @@ def simulate_curves(
     num_studies: int = NUM_STUDIES,
     *,
     num_images: int = 0,
+    time_spread: float = TIME_SPREAD,
 ) -> Iterator[Curve]:
-    """Yield curves of one truth: run times vary by 5 %, each measured quality by 0.8 points.
+    """Yield curves of one truth: run times vary by `time_spread`, each measured quality by 0.8 points.
 
     With `num_images` a quality is the accuracy on so many.
     """
     shape = (num_studies, num_seeds, len(BUDGETS))
-    pace = np.exp(TIME_SPREAD * generator.standard_normal((*shape, 1)))
+    pace = np.exp(time_spread * generator.standard_normal((*shape, 1)))
     times = WHOLE_S * BUDGETS[:, None] * SHARES * pace
     noise = QUALITY_SPREAD * generator.standard_normal((*shape, len(SHARES)))
     qualities = truth.qualities() + noise
@@ -92,11 +93,16 @@ def holds(interval: intervals.Interval | None, value: float) -> bool:
 
 
 def frontier_quality(
-    truth: Truth, num_seeds: int, seconds: float, generator: np.random.Generator
+    truth: Truth,
+    num_seeds: int,
+    seconds: float,
+    generator: np.random.Generator,
+    *,
+    time_spread: float = TIME_SPREAD,
 ) -> Iterator[bool]:
-    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(TIME_SPREAD**2 / 2)
+    times = WHOLE_S * BUDGETS[:, None] * SHARES * math.exp(time_spread**2 / 2)
     expected = curves.qualities_at(make_curve(times[None], truth.qualities()[None]), [seconds])[0, 0]
-    for curve in simulate_curves(truth, num_seeds, generator):
+    for curve in simulate_curves(truth, num_seeds, generator, time_spread=time_spread):
         if estimate := curves.quality_at(curve, seconds).estimate:
             yield holds(estimate.interval, float(expected))
 

@@ -156,7 +156,7 @@ def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
         )
         yield (
             f"The best of {fast} is {factor} as fast as the best of {slow}, by {len(best[name].minutes)} "
-            f"runs of each{'' if is_shown else ', which is not shown to differ from 1'}."
+            f"runs of each{'' if is_shown else '; that is not shown to differ from 1'}."
         )
 
 

@@ -31,7 +31,7 @@ from common.study.ablation.measurements import (
     transform,
 )
 from common.study.ablation.switches import METHODS, State, Step, Switches
-from common.study.cells import describe_codes
+from common.study.cells import list_warnings
 from common.training.card import find_card
 
 PIPE_WIDTH = 160  # columns, where there is no terminal to ask
@@ -292,7 +292,7 @@ def make_ledger(experiment: Experiment, figures: Any) -> Ledger:
         notes=[
             *make_notes(measured, ablation),
             *other_commits(logs, figures["commit"]),
-            *describe_codes({switches.cell_name(state): runs for state, runs in logs.items()}),
+            *list_warnings({switches.cell_name(state): runs for state, runs in logs.items()}),
             *experiment.describe_decisions(),
         ],
     )
@@ -325,8 +325,10 @@ def make_notes(measurements: Measurements, ablation: Ablation) -> list[str]:
         notes.append("One run of each state: samples, quality and minutes have no interval.")
     else:
         notes.append(
-            "Intervals of samples, quality and minutes are for these seeds: the spread is what states and "
-            f"seeds leave, of samples {measurements.log_samples.freedom} degrees of freedom, of quality "
+            "Tests and intervals of samples and quality take all states as varying alike; SIMULATIONS.md in "
+            "common/study says how often they are wrong if not. Intervals of samples, quality and minutes "
+            "are for these seeds: the spread is what states and seeds leave, of samples "
+            f"{measurements.log_samples.freedom} degrees of freedom, of quality "
             f"{measurements.qualities.freedom}."
         )
     if "data loading" not in measurements.shares:
