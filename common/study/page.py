@@ -14,12 +14,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from common.evidence import intervals
 from common.evidence.ledger import Ledger, ratio, read_ledger, unless_shown
 from common.evidence.log import read_log
 from common.evidence.page import fill_block, fill_blocks
 from common.evidence.score import BASELINE
-from common.evidence.text import spread, spread_of
+from common.evidence.text import spread_of
 from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations, trials
@@ -83,11 +82,9 @@ def describe_searched() -> str:
     """Describe the speed-ups after the same search on both sides, for the README of the repository."""
     parts = []
     for name, stem in ABLATIONS.items():
-        slow, fast = (some[0].minutes for some in trials.read(STUDIES / f"trials/{stem}.json").values())
-        gain = intervals.ratio(slow, fast)  # type: ignore[arg-type]
-        assert gain.interval is not None
-        unclear = ", which is not shown to differ from 1" if gain.interval.holds(1) else ""
-        parts.append(f"{name} {spread(gain.value, gain.interval, unit='x')}{unclear}")
+        slow, fast = (some[0] for some in trials.read(STUDIES / f"trials/{stem}.json").values())
+        factor, is_shown = trials.compare(slow, fast)
+        parts.append(f"{name} {factor}{'' if is_shown else ', which is not shown to differ from 1'}")
     where = "[findings](common/study/README.md#findings-at-size-mini)"
     what = "After the same search of hyperparameters on both sides the speed-ups are"
     return f"{what}: {'; '.join(parts)} ({where}).\n"

@@ -24,6 +24,7 @@ from common.config.schema import RunConfig
 from common.evidence import intervals
 from common.evidence.compare.factors import time_split
 from common.evidence.log import Log
+from common.evidence.records import counted
 from common.evidence.text import DASH, make_table, open_console, spread
 from common.files import save_json, save_text
 from common.study.cells import TABLE_WIDTH, Cell, Study, name_cell
@@ -146,18 +147,27 @@ def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
         if missed := " and of ".join(side for side in (first, name) if best[side].rank[0]):
             yield f"{name} and {first}: no trial of {missed} reached the target in every run."
             continue
-        gain = intervals.ratio(best[first].minutes, best[name].minutes)  # type: ignore[arg-type]
-        factor = spread(gain.value, gain.interval, unit="x")
-        is_shown = gain.interval is None or not gain.interval.holds(1)
+        factor, is_shown = compare(best[first], best[name])
         fast, slow = (
             f"{len(some)} trials of {side} ({sum(not trial.rank[0] for trial in some)} reached the target in "
             "every run)"
             for side, some in ((name, trials[name]), (first, trials[first]))
         )
         yield (
-            f"The best of {fast} is {factor} as fast as the best of {slow}, by {len(best[name].minutes)} "
-            f"runs of each{'' if is_shown else '; that is not shown to differ from 1'}."
+            f"The best of {fast} is {factor} as fast as the best of {slow}, by "
+            f"{counted(len(best[name].minutes), 'run')} of each"
+            f"{'' if is_shown else '; that is not shown to differ from 1'}."
         )
+
+
+def compare(slow: Trial, fast: Trial) -> tuple[str, bool]:
+    """Return how many times as fast `fast` is, with its interval, and whether it is shown to differ from 1.
+
+    All runs of both have reached the target.
+    """
+    gain = intervals.ratio(slow.minutes, fast.minutes)  # type: ignore[arg-type]
+    is_shown = gain.interval is not None and not gain.interval.holds(1)
+    return spread(gain.value, gain.interval, unit="x"), is_shown
 
 
 def describe_runs(trial: Trial) -> tuple[str, str]:

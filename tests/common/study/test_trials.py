@@ -87,6 +87,13 @@ def test_a_trial_that_was_past_the_target_at_its_first_evaluation_has_minutes_bu
     assert trials.describe_runs(trials.Trial(settings=(), minutes=(None,), samples=(None,))) == ("-", "-")
 
 
+def test_a_gain_by_one_run_of_each_trial_is_not_shown():
+    slow, fast = (trials.Trial(settings=(), minutes=(minutes,), samples=(1.0,)) for minutes in (3.0, 1.5))
+    (line,) = trials.describe_best({"baseline": [slow], "optimized": [fast]})
+    assert " is 2.00x as fast as " in line
+    assert line.endswith("by 1 run of each; that is not shown to differ from 1.")
+
+
 def test_the_best_of_a_changed_configuration_can_be_run_too(tmp_path):
     study = make_study(tmp_path, ["baseline+ema"], 2)
     assert [cell.name for cell in study.cells] == ["baseline-trial0+ema", "baseline-trial1+ema"]
