@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import UserError
-from language_bert.kernels.attention import HEAD_SIZES, packed_attention
+from language_bert.kernels.attention import HEAD_SIZES, packed_attention, packed_self_attention
 
 KERNELS = {  # the fused kernels by name, in the order of `auto`, and the modules whose version logs name
     "flash_attn_interface": "flash_attn_interface",  # FlashAttention 3, which torch calls in place of its own
@@ -243,12 +243,30 @@ def varlen_attention(
     """
     if not has_kernel(query.device):
         return grouped_attention(query, key, value, sequences.build_groups(), slopes)
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
+    check_dtype(query.dtype)
     offsets = (sequences.cu_queries, sequences.cu_seqlens)
     longest = (sequences.max_queries, sequences.max_length)
     biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # an argument of flash-attn alone
     return gpu_kernel(sequences.kernel)(query, key, value, *offsets, *longest, **biased)
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise UserError("the attention kernels of GPUs take bf16 or fp16", where="precision")
+
+
+def takes_qkv(sequences: Sequences, device: torch.device) -> bool:
+    """Return whether `varlen_self_attention` is there: the suite's own kernel computes attention."""
+    return has_kernel(device) and sequences.kernel == "triton"
+
+
+def varlen_self_attention(qkv: Tensor, sequences: Sequences) -> Tensor:
+    """Return `varlen_attention` of queries, keys and values in one tensor.
+
+    It is (num_tokens, 3, num_heads, head_size).
+    """
+    check_dtype(qkv.dtype)
+    return packed_self_attention(qkv, sequences.cu_seqlens, sequences.max_length)
 
 
 def grouped_attention(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from common.errors import UserError
 from common.training.method import autocast_dtype
-from language_bert.attention import Sequences, varlen_attention
+from language_bert.attention import Sequences, takes_qkv, varlen_attention, varlen_self_attention
 from language_bert.data.batches import IGNORED
 
 NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # weights that a model without that head ignores
@@ -230,8 +230,7 @@ def encoder_layer(
     order.
     """
     attention = layer.attention
-    query, key, value = project_qkv(attention.self, hidden, needed if slopes is None else None)
-    attended = varlen_attention(query, key, value, sequences, slopes).flatten(1)
+    attended = attend(attention.self, hidden, sequences, needed if slopes is None else None, slopes)
     if needed is not None:
         attended = attended if slopes is None else attended.index_select(0, needed)
         hidden = hidden.index_select(0, needed)
@@ -243,6 +242,21 @@ def feed_forward(layer: Any, hidden: Tensor) -> Tensor:
     """Return the feed-forward network of a layer; `fp8` gives layers a `feed_forward` of their own."""
     result: Tensor = layer.output.dense(layer.intermediate(hidden))
     return result
+
+
+def attend(
+    attention: nn.Module,
+    hidden: Tensor,
+    sequences: Sequences,
+    needed: Tensor | None,
+    slopes: Tensor | None,
+) -> Tensor:
+    """Return the attention of all or the needed tokens to all, (T or K, D), before the output projection."""
+    is_whole = needed is None and slopes is None and hasattr(attention, "qkv")
+    if is_whole and takes_qkv(sequences, hidden.device):
+        shape = (3, attention.num_attention_heads, attention.attention_head_size)
+        return varlen_self_attention(attention.qkv(hidden).unflatten(1, shape), sequences).flatten(1)
+    return varlen_attention(*project_qkv(attention, hidden, needed), sequences, slopes).flatten(1)
 
 
 def project_qkv(attention: nn.Module, hidden: Tensor, needed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -55,8 +55,10 @@ def attention_backward(
     """Differentiate `attention` by query, key and value: their gradients, each contiguous."""
     from language_bert.kernels.attention_triton import attention_backward_triton
 
+    gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     saved = (query, key, value, attended, log_sums)
-    return attention_backward_triton(gradient, *saved, cu_queries, cu_keys, max_q, max_k)
+    attention_backward_triton(gradient, *saved, cu_queries, cu_keys, max_q, max_k, gradients)
+    return gradients
 
 
 @attention.register_fake
@@ -97,3 +99,62 @@ def differentiate(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None)
 
 
 attention.register_autograd(differentiate, setup_context=keep)
+
+
+def packed_self_attention(qkv: Tensor, cu_seqlens: Tensor, max_length: int) -> Tensor:
+    """Return `packed_attention` of the queries, keys and values of the same tokens, (num_tokens, 3, N, H).
+
+    Their gradients then lie in memory as they do, ready for one matrix product: to join three tensors takes
+    longer than the larger product saves.
+    """
+    attended: Tensor = torch.ops.ttt.self_attention(qkv, cu_seqlens, max_length)[0]
+    return attended
+
+
+@torch.library.custom_op("ttt::self_attention", mutates_args=())
+def self_attention(qkv: Tensor, cu_seqlens: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    from language_bert.kernels.attention_triton import attention_triton
+
+    return attention_triton(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_length)
+
+
+@torch.library.custom_op("ttt::self_attention_backward", mutates_args=())
+def self_attention_backward(
+    gradient: Tensor, qkv: Tensor, attended: Tensor, log_sums: Tensor, cu_seqlens: Tensor, max_length: int
+) -> Tensor:
+    from language_bert.kernels.attention_triton import attention_backward_triton
+
+    result, offsets, longest = qkv.new_empty(qkv.shape), (cu_seqlens, cu_seqlens), (max_length, max_length)
+    saved = (*qkv.unbind(1), attended, log_sums)
+    attention_backward_triton(gradient, *saved, *offsets, *longest, result.unbind(1))
+    return result
+
+
+@self_attention.register_fake
+def allocate_self_attended(qkv: Tensor, cu_seqlens: Tensor, max_length: int) -> tuple[Tensor, Tensor]:
+    query = qkv[:, 0]
+    return allocate_attended(query, query, query, cu_seqlens, cu_seqlens, max_length, max_length)
+
+
+@self_attention_backward.register_fake
+def allocate_gradient(
+    gradient: Tensor, qkv: Tensor, attended: Tensor, log_sums: Tensor, cu_seqlens: Tensor, max_length: int
+) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
+def keep_qkv(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, cu_seqlens, ctx.max_length = inputs
+    ctx.save_for_backward(qkv, *output, cu_seqlens)
+    ctx.set_materialize_grads(False)
+
+
+def differentiate_qkv(
+    ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    if gradient is None:
+        return None, None, None
+    return self_attention_backward(gradient, *ctx.saved_tensors, ctx.max_length), None, None
+
+
+self_attention.register_autograd(differentiate_qkv, setup_context=keep_qkv)

@@ -1,6 +1,7 @@
 """The Triton kernels of attention.py, in a module of their own: they are imported only where they run."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -60,13 +61,16 @@ def attention_backward_triton(
     cu_keys: Tensor,
     max_q: int,
     max_k: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value; the first kernel writes `deltas` for the second."""
+    gradients: Sequence[Tensor],
+) -> None:
+    """Write the gradients of query, key and value; the first kernel writes `deltas` for the second.
+
+    In memory the heads of a row of `gradients` are neighbours, and the rows of all three equally far apart.
+    """
     num_queries, num_heads, head_size = query.shape
-    gradients = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     gradient, query, key, value = (make_rows_contiguous(x) for x in (gradient, query, key, value))
     deltas = torch.empty_like(log_sums)
-    strides = (query.stride(0), key.stride(0), value.stride(0), gradient.stride(0), num_queries)
+    strides = (*(x.stride(0) for x in (query, key, value, gradient, gradients[0])), num_queries)
     scales = (LOG2_E / math.sqrt(head_size), 1 / math.sqrt(head_size))
     sizes = {"NUM_HEADS": num_heads, "HEAD_SIZE": head_size}
     num_sequences = len(cu_keys) - 1
@@ -87,7 +91,6 @@ def attention_backward_triton(
             **sizes,
             **settings(BACKWARD_KEYS),
         )
-    return gradients
 
 
 def make_rows_contiguous(x: Tensor) -> Tensor:
@@ -229,6 +232,7 @@ def attention_backward_queries_kernel(
     key_stride,
     value_stride,
     gradient_stride,
+    result_stride,
     num_queries,
     scale,
     factor,
@@ -267,7 +271,8 @@ def attention_backward_queries_kernel(
     if last < num_keys:
         keys, k, v = load_step(key, value, last, num_keys, key_stride, value_stride, q, STEP_ROWS, True)
         total = add_query_gradient(total, q, g, k, v, log_sum, delta, scale, keys, num_keys, True)
-    store_rows(query_gradient + offset, total * factor, rows, length, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+    query_gradient += first * result_stride + head * HEAD_SIZE
+    store_rows(query_gradient, total * factor, rows, length, result_stride, HEAD_SIZE)
 
 
 @triton.jit
@@ -295,6 +300,7 @@ def attention_backward_keys_kernel(
     key_stride,
     value_stride,
     gradient_stride,
+    result_stride,
     num_queries,
     scale,
     factor,
@@ -337,9 +343,9 @@ def attention_backward_keys_kernel(
         log_sum = tl.load(log_sums + rows, mask=rows < length, other=0.0)
         delta = tl.load(deltas + rows, mask=rows < length, other=0.0)
         key_sums, value_sums = add_key_gradients(key_sums, value_sums, q, g, k, v, log_sum, delta, scale)
-    offset = (first_key * NUM_HEADS + head) * HEAD_SIZE
-    store_rows(key_gradient + offset, key_sums * factor, keys, num_keys, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
-    store_rows(value_gradient + offset, value_sums, keys, num_keys, NUM_HEADS * HEAD_SIZE, HEAD_SIZE)
+    offset = first_key * result_stride + head * HEAD_SIZE
+    store_rows(key_gradient + offset, key_sums * factor, keys, num_keys, result_stride, HEAD_SIZE)
+    store_rows(value_gradient + offset, value_sums, keys, num_keys, result_stride, HEAD_SIZE)
 
 
 @triton.jit

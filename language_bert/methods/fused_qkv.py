@@ -1,7 +1,8 @@
 """One projection for queries, keys and values.
 
-What. Three matrix products of (T, D) by (D, D) become one by (D, 3D) in the forward pass. In the backward
-pass they stay three, because a copy that joins their gradients is predicted to cost more than one saves.
+What. Three matrix products of (T, D) by (D, D) become one by (D, 3D) in the forward pass and, where the
+suite's own kernel computes attention, in the backward pass. With other kernels the backward pass keeps three,
+because a copy that joins their gradients is predicted to cost more than one product saves.
 Effect on quality. None with sgd and adamw: the same numbers. `lars` and `lamb` take one trust ratio for all
 three.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.

@@ -9,7 +9,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 from language_bert.kernels import attention_triton
-from language_bert.kernels.attention import packed_attention
+from language_bert.kernels.attention import packed_attention, packed_self_attention
 
 torch.manual_seed(0)
 KEYS, QUERIES = (70, 1, 130, 0, 5, 64, 40), (70, 1, 5, 0, 8, 64, 0)
@@ -52,6 +52,13 @@ assert all(one.isfinite().all() for one in torch.autograd.grad(attended, inputs,
 inputs = [x.detach().requires_grad_() for x in (query, fused[:, 1], fused[:, 2])]
 arguments = (*inputs, offsets(QUERIES), offsets(KEYS), max(QUERIES), max(KEYS))
 torch.library.opcheck(torch.ops.ttt.attention.default, arguments, atol=1e-2, rtol=1e-2)
+
+qkv, whole = fused.detach().requires_grad_(), (offsets(KEYS), max(KEYS))
+results = packed_self_attention(qkv, *whole), packed_attention(*qkv.unbind(1), whole[0], *whole, whole[1])
+weight = torch.randn_like(results[0])
+assert torch.equal(*results)
+assert torch.equal(*(torch.autograd.grad(result, qkv, weight)[0] for result in results))
+torch.library.opcheck(torch.ops.ttt.self_attention.default, (qkv, *whole), atol=1e-2, rtol=1e-2)
 """
 
 

@@ -221,14 +221,13 @@ def count_attention_flops(name: str, args: Sequence[Any]) -> float:
     """
     is_backward = "backward" in name
     query, key, *_ = args[1:] if is_backward else args
-    if query.ndim == 4:
+    if lengths := [value.lengths for value in args if hasattr(value, "lengths")]:
+        pairs = sum(queries * keys for queries, keys in zip(lengths[0], lengths[-1], strict=True))
+        flops = 4.0 * pairs * query.shape[-2] * query.shape[-1]
+    elif query.ndim == 4:
         flops = 4.0 * query.numel() * key.shape[-2]
     else:
-        lengths = [value.lengths for value in args if hasattr(value, "lengths")]
-        if not lengths:
-            raise ValueError("attention over sequences of unknown length")
-        pairs = sum(queries * keys for queries, keys in zip(lengths[0], lengths[-1], strict=True))
-        flops = 4.0 * pairs * query.shape[1] * query.shape[2]
+        raise ValueError("attention over sequences of unknown length")
     return float(BACKWARD_ATTENTION * flops if is_backward else flops)
 
 

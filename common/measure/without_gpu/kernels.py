@@ -47,7 +47,10 @@ CASTS = {
     "detach",
 }
 SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits
-OWN_ATTENTION = ("attention", "attention_backward")  # the suite's kernels
+OWN_ATTENTION = (  # the suite's operators
+    *("attention", "attention_backward"),
+    *("self_attention", "self_attention_backward"),
+)
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", SCALED_PRODUCT, "mv", "addmv", "dot")
 NAMES = (*CLASSES, "casts", COMBINED, OTHER)
 
