@@ -21,7 +21,7 @@ from common.training.probes import probes_of
 
 STEPS_PER_TURN = 4  # at a point, at least: the host may run ahead of the device, as in training
 LONG_WARM_UP_S = 5.0  # of a configuration at a shape
-LONG_STEP_S = 0.1  # one of these is enough, unless a method acts every few
+LONG_STEP_S = {"cpu": 0.1, "cuda": 0.6}  # one of these is enough, unless a method acts every few
 
 Steps = list[tuple[Callable[[], object], float]]  # of steps, at each point, and the weight of its seconds
 
@@ -152,8 +152,12 @@ def loaded_points(
 
 
 def steps_of_turn(methods: Iterable[Method], step_s: float) -> int:
-    """Return the number of steps at a point in a turn, by the seconds of a step."""
-    return turn_length(methods, 1 if step_s > LONG_STEP_S else STEPS_PER_TURN)
+    """Return the number of steps at a point in a turn, by the seconds of a step.
+
+    Several of a GPU's steps cost little, and in the first of them the GPU waits until the host has a batch.
+    """
+    long_step_s = LONG_STEP_S["cuda" if torch.cuda.is_available() else "cpu"]
+    return turn_length(methods, 1 if step_s > long_step_s else STEPS_PER_TURN)
 
 
 def turn_length(methods: Iterable[Method], at_least: int = STEPS_PER_TURN) -> int:
