@@ -115,6 +115,12 @@ def existing_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
+def check_folder(file: Path, where: str) -> None:
+    """Raise UserError where a file that is written at the end of a measurement has no folder."""
+    if not file.absolute().parent.is_dir():
+        raise UserError("no such folder", where=f"{where} {file}")
+
+
 def make_folder(path: Path) -> list[Path]:
     """Make a folder, and those above it that are missing; the disk has their names when this returns.
 

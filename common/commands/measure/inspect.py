@@ -28,6 +28,7 @@ from typing import Any
 from common.arguments import add_shared, whole_number
 from common.config import schema as configs
 from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.files import check_folder
 from common.measure.device_run import load
 
 
@@ -54,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.part == "neighbour":
         return time_neighbour(args)
+    if args.part == "kernels" and args.trace:
+        check_folder(args.trace, "--trace")
     config = load(
         args.benchmark,
         args.configuration,

@@ -31,7 +31,7 @@ from common.arguments import add_shared, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_OK, UserError
-from common.files import temporary_folder
+from common.files import check_folder, temporary_folder
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep
@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if not 0 <= args.delay_data <= 60_000:
         raise UserError(f"--delay-data {args.delay_data:g}: expected 0 to 60000 milliseconds")
-    if args.trace and not args.trace.absolute().parent.is_dir():
-        raise UserError("no such folder", where=f"--trace {args.trace}")
+    if args.trace:
+        check_folder(args.trace, "--trace")
     rank_info = ranks.read_rank_info()
     if rank_info.world_size == 1 and (args.nproc or 1) > 1:
         loaded = loader(args, args.nproc)()
