@@ -129,7 +129,7 @@ def quantize_kernel(
 
 @triton.jit
 def place_rows(x, stride, word, column, num_rows, is_column, part):
-    """Return the places of one row of each four in memory, and which of them are inside of the matrix."""
+    # The places of one row of each four in memory, and which of them are inside of the matrix.
     row = (word * 4 + part).to(tl.int64)
     return x + row[:, None] * stride + column[None, :], (row < num_rows)[:, None] & is_column[None, :]
 
@@ -142,7 +142,7 @@ def load_row(x, stride, word, column, num_rows, is_column, part):
 
 @triton.jit
 def load_rows(x, stride, word, column, num_rows, is_column):
-    """Return the first, second, third and fourth row of each four; all are on their way at once."""
+    # The first, second, third and fourth row of each four; all are on their way at once.
     return (
         load_row(x, stride, word, column, num_rows, is_column, 0),
         load_row(x, stride, word, column, num_rows, is_column, 1),
