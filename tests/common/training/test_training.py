@@ -8,6 +8,7 @@ from common.measure.device_run import build
 from common.training.distributed import running_statistics
 from common.training.load import load_config
 from common.training.method import Method
+from common.training.step import use_one_host_thread
 
 SCALE = 64.0
 SHORT = ("global_batch_size=8", "data.train_crop_px=32")
@@ -109,3 +110,16 @@ def test_gradients_of_micro_batches_are_cleared_in_one_operation(tmp_path):
         run.clear_gradients()
     assert names == ["aten::_foreach_zero_"]  # a launch on a GPU, not one for each parameter
     assert not any(parameter.grad.any() for parameter in run.model.parameters())
+
+
+@pytest.mark.parametrize(("device", "inside"), [("cuda", 1), ("cpu", 2)])
+def test_the_host_has_its_threads_again_after_a_batch(device, inside):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError), use_one_host_thread(torch.device(device)):
+            assert torch.get_num_threads() == inside
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
