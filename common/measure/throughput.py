@@ -21,7 +21,7 @@ from common.training.probes import probes_of
 
 STEPS_PER_TURN = 4  # at a point, at least: the host may run ahead of the device, as in training
 LONG_WARM_UP_S = 5.0  # of a configuration at a shape
-LONG_STEP_S = {"cpu": 0.1, "cuda": 0.6}  # one of these is enough, unless a method acts every few
+LONG_STEP_S = {"cpu": 0.1, "cuda": 0.6}  # a longer step is a turn alone, unless a method acts every few
 
 Steps = list[tuple[Callable[[], object], float]]  # of steps, at each point, and the weight of its seconds
 

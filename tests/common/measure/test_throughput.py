@@ -10,7 +10,7 @@ from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
 from common.measure import device_run, steptime
 from common.measure.points import Point
-from common.measure.throughput import stepper, turn_length
+from common.measure.throughput import stepper, steps_of_turn, turn_length
 from common.study.predict.sources import batch_of
 from common.training.load import load_config
 from common.training.method import Batch
@@ -151,3 +151,11 @@ def test_logging_is_a_share_of_a_step(capsys):
     assert cost["block_steps"] == 100 and 0 < cost["share"] < 0.1
     cost_us = cost["layer_us"] + cost["block_us"] / cost["block_steps"]
     assert cost["share"] == pytest.approx(cost_us / (1e3 * cost["step_ms"]))
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "step_s", "num_steps"), [(True, 0.5, 4), (True, 1.5, 1), (False, 0.5, 1), (False, 0.01, 4)]
+)
+def test_a_gpu_takes_several_steps_of_half_a_second_in_a_turn(monkeypatch, on_gpu, step_s, num_steps):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    assert steps_of_turn([], step_s) == num_steps
