@@ -14,7 +14,14 @@ from common.training.optim import build_optimizer
 from common.training.probes import probes_of
 from common.training.registry import build_methods
 from common.training.step import to_device
-from language_bert.attention import KERNELS, choose_kernel, plan_attention, varlen_attention, why_absent
+from language_bert.attention import (
+    KERNELS,
+    choose_kernel,
+    plan_attention,
+    varlen_attention,
+    varlen_self_attention,
+    why_absent,
+)
 from language_bert.data.batches import random_batch, typical_lengths
 from language_bert.kernels.quantize import Quantized, quantize
 from language_bert.model import build_bert, masked_lm_loss
@@ -94,6 +101,20 @@ def test_attention_writes_every_row_in_poisoned_memory(lengths, num_queries, ker
     )
     assert relative_error([attended], [expected]) < 0.01
     assert relative_error(gradients, torch.autograd.grad(expected, inputs, weight.double())) < 0.02
+
+
+def test_gradients_in_one_tensor_are_those_of_three():
+    if reason := why_absent("triton"):
+        pytest.skip(reason)
+    lengths = (300, 0, 512, 1, 64)
+    plan = plan_attention(torch.tensor(lengths), 512, choose_kernel("triton")).to(DEVICE)
+    torch.manual_seed(0)
+    qkv = torch.randn(sum(lengths), 3, 16, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(sum(lengths), 16, 64, device=DEVICE, dtype=torch.bfloat16)
+    poison_memory()
+    results = varlen_self_attention(qkv, plan), varlen_attention(*qkv.unbind(1), plan)
+    assert torch.equal(*results)
+    assert torch.equal(*(torch.autograd.grad(result, qkv, weight)[0] for result in results))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

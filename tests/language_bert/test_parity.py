@@ -12,6 +12,8 @@ from common.methods.compile import missing_compiler
 from common.training.optim import build_optimizer
 from common.training.registry import build_methods
 from common.training.step import to_device
+from language_bert import model as bert
+from language_bert.attention import varlen_attention
 from language_bert.benchmark import Benchmark
 from language_bert.data.batches import IGNORED, random_batch, weigh_next_sentences
 from language_bert.methods.unpad import unpad_batch
@@ -123,6 +125,17 @@ plainly_trained = cache(trained)  # what every combination of methods is compare
 def test_loss_every_gradient_and_a_step_equal_hugging_face_in_float64(lengths, next_sentence, methods):
     expected = plainly_trained(lengths, next_sentence, ())
     torch.testing.assert_close(trained(lengths, next_sentence, methods), expected, **EXACT)
+
+
+def test_queries_keys_and_values_in_one_tensor_give_the_same_gradients(monkeypatch):
+    """With a CPU's attention in place of the kernel that takes one tensor."""
+    monkeypatch.setattr(bert, "takes_qkv", lambda *_: True)
+    monkeypatch.setattr(
+        bert, "varlen_self_attention", lambda qkv, plan: varlen_attention(*qkv.unbind(1), plan)
+    )
+    monkeypatch.setattr(bert, "split_linear", None)  # of the other way
+    expected = plainly_trained(LENGTHS[0], False, ())
+    torch.testing.assert_close(trained(LENGTHS[0], False, ("unpad", "fused_qkv")), expected, **EXACT)
 
 
 def test_the_configuration_eager_has_that_attention():
