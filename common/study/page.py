@@ -164,12 +164,18 @@ def describe_pairs(ledger: Ledger) -> str:
     for figure, what in {"samples": "samples to the target", "quality": "quality"}.items():
         pairs = [pair for pair in ledger.pairs if figure in pair.tests]
         if not pairs:
-            return "No pair of methods was trained"
-        shown = [" with ".join(f"`{name}`" for name in p.names) for p in pairs if p.tests[figure].is_shown]
+            continue
+        names = [" with ".join(f"`{name}`" for name in p.names) for p in pairs if p.tests[figure].is_shown]
         most = max((p.tests for p in pairs), key=lambda tests: tests[figure].detectable or 0)
-        could = "" if shown else unless_shown(most, figure).removeprefix(", not shown")
-        parts.append(f"in {what} of {' and of '.join(shown) or 'none'}{could}")
-    return f"Of {len(ledger.pairs)} pairs of methods an interaction is shown {' and '.join(parts)}"
+        could = "" if names else unless_shown(most, figure).removeprefix(", not shown")
+        parts.append(f"in {what} of {' and of '.join(names) or 'none'}{could}")
+    if not parts:
+        return "No pair of methods was trained"
+    has_aliases = any(pair.aliases for pair in ledger.pairs)
+    others = ", each of which stands for others that this design cannot tell from it," if has_aliases else ""
+    missed = "; runs missed the target, so samples are not compared" if len(parts) == 1 else ""
+    shown = f"an interaction is shown {' and '.join(parts)}"
+    return f"Of {len(ledger.pairs)} pairs of methods{others} {shown}{missed}"
 
 
 BLOCKS = {
