@@ -155,8 +155,9 @@ def load_rows(x, stride, word, column, num_rows, is_column):
 def round_to_bytes(x, IS_GRADIENT: tl.constexpr, HAS_ASSEMBLY: tl.constexpr):
     """Round to E5M2 or E4M3, four values of a thread at a time.
 
-    NVIDIA's assembler (12.8 and 12.9) takes bytes of a wrong register where a program uses the results of
-    its conversions, which are pairs, both joined and apart. Here they leave the instructions joined.
+    A conversion returns two bytes. Where a program used such a pair both whole and byte by byte, NVIDIA's
+    assembler (12.8 and 12.9) made code that reads registers that nothing has written. These instructions
+    return four bytes in one register.
     """
     if HAS_ASSEMBLY:
         pair: tl.constexpr = "cvt.rn.satfinite.e5m2x2.f32" if IS_GRADIENT else "cvt.rn.satfinite.e4m3x2.f32"

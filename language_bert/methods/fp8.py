@@ -7,8 +7,8 @@ evaluation.
 Effect on quality. Rounding to 3 or 2 bits of mantissa. NVIDIA's submissions with FP8 and delayed scaling took
 as many samples to 0.72 (2.4 to 2.55 M) as those in fp16 (2.4 to 2.7 M).
 Effect on time. Twice the rate of 16-bit products on Hopper, less the time to round and to transpose. On an
-H200 steps took three quarters of the time of those in 16 bits, with wrong values in some gradients, which is
-mended and was not timed again (common/measure/README.md).
+H200 steps took three quarters of the time of those in 16 bits, but a fault in the transposes made every
+product of the backward pass wrong. It is mended and was not timed again (common/measure/README.md).
 Relieves. Forward pass, backward pass: compute; and the memory of activations saved for the backward pass.
 When not. GPUs before compute capability 8.9; small models; fp16, whose overflows it would hide. With one
 layer the configuration drops it. Needs `unpad` before it, with tokens rounded up to a multiple of 16, and
