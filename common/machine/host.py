@@ -73,16 +73,13 @@ def core_speed() -> Line:
     """Compare the speed of one core with the best of this machine: a slow clock, heat, stolen time."""
     import torch
 
-    num_threads, matrix = torch.get_num_threads(), torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
-    torch.set_num_threads(1)  # starts no thread
-    try:
+    matrix = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE)
+    with machine_load.one_thread():
         product = matrix @ matrix
         num_products, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < PRODUCTS_S:
             torch.mm(matrix, matrix, out=product)
             num_products += 1
-    finally:
-        torch.set_num_threads(num_threads)
     rate = 2 * PRODUCT_SIZE**3 * num_products / elapsed
     check = "speed of a core"
     return judge_speed(ok(check, f"{rate / 1e9:.3g} GFLOP/s", flops_per_s=rate), check, rate)

@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import resource
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,6 +84,19 @@ def physical_cores() -> int:
         return len({(CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in affinity()})
     except OSError:  # the system does not say
         return len(affinity())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread in the block: torch starts no other, and wakes none."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def threads_of_rank(num_ranks: int) -> int:
