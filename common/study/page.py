@@ -173,7 +173,8 @@ def describe_pairs(ledger: Ledger) -> str:
         return "No pair of methods was trained"
     has_aliases = any(pair.aliases for pair in ledger.pairs)
     others = ", each of which stands for others that this design cannot tell from it," if has_aliases else ""
-    missed = "; runs missed the target, so samples are not compared" if len(parts) == 1 else ""
+    has_samples = any("samples" in pair.tests for pair in ledger.pairs)
+    missed = "" if has_samples else "; runs missed the target, so samples are not compared"
     shown = f"an interaction is shown {' and '.join(parts)}"
     return f"Of {len(ledger.pairs)} pairs of methods{others} {shown}{missed}"
 

@@ -216,7 +216,7 @@ def count_moved_bytes(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 def count_attention_flops(name: str, args: Sequence[Any]) -> float:
     """Return the FLOPs of the matmuls of attention; each of several packed sequences attends to itself.
 
-    Shapes are (tokens, heads, size) packed, else (batch, heads, tokens, size). Raises ValueError where the
+    Shapes end in heads and size if packed, else are (batch, heads, tokens, size). Raises ValueError where the
     lengths of packed sequences are not known.
     """
     is_backward = "backward" in name
