@@ -33,9 +33,10 @@ def quantize(parts: Sequence[Tensor], scale: Tensor, dtype: torch.dtype, functio
     (M, N / P); "gelu" is GELU's tanh form of the only part; "gelu_backward" is the gradient of GELU's input,
     where the first part is the gradient of its output and the second its input. `dtype` is float8_e4m3fn, or
     GRADIENTS. On a GPU, or with TRITON_INTERPRET=1, it is one Triton kernel a part, which compilers see as
-    one operator; M must then be a multiple of 4.
+    one operator; torch's operators do the same where M is no multiple of 4.
     """
-    if parts[0].is_cuda or os.environ.get("TRITON_INTERPRET") == "1":
+    has_kernel = parts[0].is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if has_kernel and len(parts[0]) % 4 == 0:
         rows, columns, maxima, sums = torch.ops.ttt.quantize(list(parts), scale, dtype, function)
         return Quantized(rows, columns, maxima.amax(), sums.sum(dim=0))
     x = compute(parts, function)

@@ -135,20 +135,13 @@ def place_rows(x, stride, word, column, num_rows, is_column, part):
 
 
 @triton.jit
-def load_row(x, stride, word, column, num_rows, is_column, part):
-    places, is_inside = place_rows(x, stride, word, column, num_rows, is_column, part)
-    return tl.load(places, mask=is_inside, other=0.0)
-
-
-@triton.jit
 def load_rows(x, stride, word, column, num_rows, is_column):
     # The first, second, third and fourth row of each four; all are on their way at once.
-    return (
-        load_row(x, stride, word, column, num_rows, is_column, 0),
-        load_row(x, stride, word, column, num_rows, is_column, 1),
-        load_row(x, stride, word, column, num_rows, is_column, 2),
-        load_row(x, stride, word, column, num_rows, is_column, 3),
-    )
+    rows = ()
+    for part in tl.static_range(4):
+        places, is_inside = place_rows(x, stride, word, column, num_rows, is_column, part)
+        rows += (tl.load(places, mask=is_inside, other=0.0),)
+    return rows
 
 
 @triton.jit

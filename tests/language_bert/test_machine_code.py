@@ -15,9 +15,8 @@ from tests.runs import make_benchmark
 
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4}\*/\s+(?:@!?\w+\s+)?([\w.]+)\s+([^;]*?)\s*;")
 REGISTER = re.compile(r"\bR(\d+)\b")
-LOWER_HALF = re.compile(
-    r"(R\d+), .*, 0x(?:7610|7632), \1\b.*"
-)  # the upper half is what it was, and is not used
+# Of PRMT: the upper half of the result is what it was, and is not used.
+LOWER_HALF = re.compile(r"(R\d+), .*, 0x(?:7610|7632), \1\b.*")
 STACK = 1  # the number of the register of the stack, which these kernels do not have
 
 
