@@ -81,10 +81,10 @@ def test_what_a_method_needs_is_found_by_building(bert):
 
 
 def test_a_method_that_drops_itself_on_this_machine_is_no_switch(resnet, monkeypatch):
-    assert by_name(resnet, "im2col_wgrad")
+    assert by_name(resnet, "im2col")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     on_gpu = switches("image_classification")
-    assert {*resnet.all - on_gpu.all} == {"im2col_wgrad"}
+    assert {*resnet.all - on_gpu.all} == {"im2col"}
 
 
 def test_a_method_that_acts_on_the_process_of_all_states_is_refused(monkeypatch):

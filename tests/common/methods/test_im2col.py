@@ -1,4 +1,4 @@
-"""im2col_wgrad: gradients of torch's convolution, in the layout of the weight, where outputs are small."""
+"""im2col: output and gradients of torch's convolution, in channels-last order, where outputs are small."""
 
 import copy
 
@@ -6,19 +6,25 @@ import pytest
 import torch
 from torch import nn
 
-from common.methods.im2col_wgrad import apply_im2col_wgrad
+from common.methods.im2col import apply_im2col
 from common.training.load import load_config
 
-PRODUCT = "Im2ColWeightGradientBackward"
+THREE, WEIGHT, TORCH = "ThreeProductsBackward", "WeightProductBackward", "ConvolutionBackward0"
+ALL = {"max_positions": 512, "max_weight_positions": 512}
+WEIGHT_ONLY = {"max_positions": 1, "max_weight_positions": 512}
 
 
-def pair(*shape, max_positions=512, **settings):
+def pair(*shape, limits=ALL, **settings):
     """Return a channels-last convolution in float64, and a copy with the method."""
     torch.manual_seed(0)
     plain = nn.Conv2d(*shape, bias=False, **settings).double().to(memory_format=torch.channels_last)
     product = nn.Sequential(copy.deepcopy(plain))
-    assert apply_im2col_wgrad(product, max_positions) == 1
+    assert apply_im2col(product, **limits) == 1
     return plain, product
+
+
+def differentiator(output):
+    return type(output.grad_fn).__name__.removeprefix("_")
 
 
 def gradients(model, images):
@@ -39,10 +45,13 @@ def gradients(model, images):
         ((3, 4, 7), {"padding": 3, "stride": 2}, (9, 9)),
     ],
 )
-def test_output_and_gradients_are_those_of_torch(shape, settings, size):
-    plain, product = pair(*shape, **settings)
+@pytest.mark.parametrize(("limits", "name"), [(ALL, THREE), (WEIGHT_ONLY, WEIGHT)])
+def test_output_and_gradients_are_those_of_torch(shape, settings, size, limits, name):
+    plain, product = pair(*shape, **settings, limits=limits)
     images = torch.randn(3, shape[0], *size, dtype=torch.float64).to(memory_format=torch.channels_last)
-    assert type(product(images).grad_fn).__name__ == PRODUCT
+    output = product(images)
+    assert differentiator(output) == name
+    assert output.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(gradients(product, images), gradients(plain, images), rtol=1e-12, atol=1e-12)
     assert product[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
@@ -53,29 +62,39 @@ def test_a_single_image_and_float64_under_autocast_are_left_to_torch():
     torch.testing.assert_close(product(image), plain(image), rtol=0, atol=0)
     with torch.autocast("cpu", torch.bfloat16):
         output = product(image[None])
-    assert output.dtype == torch.float64 and type(output.grad_fn).__name__ == PRODUCT
+    assert output.dtype == torch.float64 and differentiator(output) == THREE
 
 
-def test_under_autocast_the_weight_gradient_is_rounded_once():
-    plain, product = pair(32, 64, 3, padding=1)
+@pytest.mark.parametrize("limits", [ALL, WEIGHT_ONLY])
+def test_under_autocast_output_and_gradients_are_rounded_like_those_of_torch(limits):
+    plain, product = pair(32, 64, 3, padding=1, limits=limits)
     images = torch.randn(4, 32, 3, 3).bfloat16().double()
     product.float()
     with torch.no_grad():
         plain.weight.copy_(plain.weight.bfloat16())
-    _, _, expected = gradients(plain, images)
+    expected = gradients(plain, images)
     with torch.autocast("cpu", torch.bfloat16):
-        _, _, found = gradients(product, images.float())
-    assert found.dtype == torch.float32
-    assert (found.double() - expected).norm() < 2**-7 * expected.norm()
+        output, image_gradient, weight_gradient = gradients(product, images.float())
+    assert output.dtype == torch.bfloat16 and weight_gradient.dtype == torch.float32
+    for value, exact in zip((output, image_gradient, weight_gradient), expected, strict=True):
+        assert (value.double() - exact).norm() < 2**-7 * exact.norm()
 
 
-def test_only_small_outputs_and_only_training_use_the_product():
-    _, product = pair(2, 2, 3, padding=1, max_positions=2 * 3 * 3)
-    small, large = (torch.zeros(2, 2, 3, width, dtype=torch.float64) for width in (3, 4))
-    outputs = product(small), product(large)
-    assert [type(output.grad_fn).__name__ for output in outputs] == [PRODUCT, "ConvolutionBackward0"]
+def test_the_number_of_positions_and_training_decide_which_products_are_taken():
+    limits = {"max_positions": 2 * 3 * 3, "max_weight_positions": 2 * 3 * 4}
+    _, product = pair(2, 2, 3, padding=1, limits=limits)
+    outputs = [product(torch.zeros(2, 2, 3, width, dtype=torch.float64)) for width in (3, 4, 5)]
+    assert [differentiator(output) for output in outputs] == [THREE, WEIGHT, TORCH]
     product.requires_grad_(False)
-    assert product(small).grad_fn is None
+    assert product(torch.zeros(2, 2, 3, 3, dtype=torch.float64)).grad_fn is None
+
+
+def test_images_without_gradient_get_none():
+    plain, product = pair(4, 8, 3, padding=1)
+    images = torch.randn(2, 4, 3, 3, dtype=torch.float64)
+    for model in (plain, product):
+        model(images).sum().backward()
+    torch.testing.assert_close(product[0].weight.grad, plain.weight.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_other_convolutions_stay_as_they_are():
@@ -87,11 +106,11 @@ def test_other_convolutions_stay_as_they_are():
         nn.Conv2d(4, 4, 3, bias=False, padding=1, padding_mode="reflect"),
         nn.Conv1d(4, 4, 3, bias=False),
     ]
-    assert apply_im2col_wgrad(nn.Sequential(*others)) == 0
+    assert apply_im2col(nn.Sequential(*others)) == 0
 
 
 def test_a_gpu_trains_without_it(monkeypatch):
     for has_gpu in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         config = load_config("image_classification", "optimized", size="mini", settings=()).config
-        assert ("im2col_wgrad" in config.methods) is not has_gpu
+        assert ("im2col" in config.methods) is not has_gpu
