@@ -21,7 +21,7 @@ examples:
   ttt run image_classification optimized --size full --dry-run
   ttt run language_bert baseline --size mini -O1 --dry-run
   ttt run language_bert optimized --size mini --runs official --continue
-  ttt run language_bert optimized --size mini --seal "drand quicknet, round 22000000"
+  ttt run language_bert optimized --size mini --seal "drand quicknet, round N"
   ttt run language_bert optimized --size mini --data /raid/mlperf --results /lustre/runs/results
   ttt run language_bert baseline --size mini --set checkpoint_every=1ep --resume results/.../result_0.txt
 """

@@ -45,10 +45,10 @@ MOMENTS = ("quiet", "busy", "comes")
 def list_policies() -> dict[str, dict[str, str]]:
     cores = len(affinity())
     return {
-        "before: a thread on every core": {"OMP_NUM_THREADS": str(cores)},
+        "a thread on every core": {"OMP_NUM_THREADS": str(cores)},
         "the same, waiting passively": {"OMP_NUM_THREADS": str(cores), "OMP_WAIT_POLICY": "PASSIVE"},
         "one thread fewer": {"OMP_NUM_THREADS": str(max(1, cores - 1))},
-        "now: as many as are free": {},
+        "as many as are free (default)": {},
     }
 
 

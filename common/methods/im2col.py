@@ -3,7 +3,8 @@
 What. Computes a convolution whose output has few positions as matrix products with the patches of its input
 (im2col): the output, the gradient of its input and that of its weight. With more positions only the gradient
 of the weight is such a product, and with many none. Only on a CPU: on a GPU the configuration drops it.
-Effect on quality. None: the same sums in another order.
+Effect on quality. None but rounding: in 16 bits a gradient of the input is a sum of products that are each
+rounded before.
 Effect on time. For outputs of 2 x 2 or 3 x 3 pixels and a batch of 32, oneDNN computes a convolution at a
 quarter to a half of the rate of the matrix product, and the gradient of its weight at an eighth; with 6 x 6
 pixels this gradient takes more than twice as long as the product (bf16, one machine).
@@ -31,20 +32,20 @@ Pair = tuple[int, int]
 
 
 class Im2ColConv2d(nn.Conv2d):
-    """A convolution that trains by matrix products where its output has few positions."""
+    """A convolution by matrix products where its output has few positions; in evaluation, too."""
 
-    max_positions: int  # set by apply_im2col, as the next
+    max_positions: int  # apply_im2col sets both
     max_weight_positions: int
 
     def forward(self, input: Tensor) -> Tensor:
-        trains_on_cpu = input.device.type == "cpu" and self.weight.requires_grad
+        is_trainable_on_cpu = input.device.type == "cpu" and self.weight.requires_grad
         is_batch = input.ndim == 4  # torch also takes a single image
-        if not trains_on_cpu or not is_batch:
+        if not is_trainable_on_cpu or not is_batch:
             return super().forward(input)
         num_positions = self.num_positions(input)
-        function = ThreeProducts if num_positions <= self.max_positions else WeightProduct
-        if function is WeightProduct and num_positions > self.max_weight_positions:
+        if num_positions > max(self.max_positions, self.max_weight_positions):
             return super().forward(input)
+        function = ThreeProducts if num_positions <= self.max_positions else WeightProduct
         dtype = autocast_dtype(self.weight)
         convolved: Tensor = function.apply(input.to(dtype), self.weight.to(dtype), self.stride, self.padding)
         return convolved
@@ -65,7 +66,8 @@ class ThreeProducts(torch.autograd.Function):
         ctx.save_for_backward(weight, windows)
         ctx.shape, ctx.stride, ctx.padding = input.shape, stride, padding
         output = windows.flatten(0, 2).flatten(1) @ as_matrix(weight).T
-        return output.view(*windows.shape[:3], -1).permute(0, 3, 1, 2)
+        images = output.view(*windows.shape[:3], len(weight)).permute(0, 3, 1, 2)
+        return images.detach()  # autograd lets nobody change a view in place
 
     @staticmethod
     @once_differentiable
@@ -112,7 +114,7 @@ def im2col(images: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tenso
 def col2im(windows: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
     """Return images of a shape (batch, channels, height, width): for each pixel the sum over its windows.
 
-    The reverse of im2col. Sums of 16-bit windows are float32 until the end.
+    The adjoint of im2col. Sums of 16-bit windows are float32 until the end.
     """
     batch, channels, height, width = shape
     (rows, columns), (down, right) = padding, stride
@@ -147,10 +149,10 @@ def as_matrix(weight: Tensor) -> Tensor:
 def apply_im2col(model: nn.Module, max_positions: int = 512, max_weight_positions: int = 4096) -> int:
     """Convert every plain 2-d convolution in place; returns how many it has converted.
 
-    Weights stay the same objects; convolutions of an earlier call stay as they are. Plain are those of torch
-    itself, without bias, groups or dilation, padded with zeros. Positions are batch x height x width of an
-    output: up to `max_positions` all three products are matrix products, and up to `max_weight_positions`
-    that of the weight's gradient.
+    Weights stay the same objects; convolutions of an earlier call stay as they are. Plain are convolutions of
+    torch itself, without bias, groups or dilation, padded with zeros. Positions are batch x height x width of
+    an output: up to `max_positions` all three products are matrix products, and up to `max_weight_positions`
+    that of the weight's gradient. The products can be differentiated once.
     """
     convolutions = [module for module in model.modules() if is_plain(module)]
     for convolution in convolutions:
