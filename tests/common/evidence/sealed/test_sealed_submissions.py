@@ -51,10 +51,10 @@ def test_the_official_checker_says_the_same_of_chained_logs(tmp_path, benchmark,
 
 
 def test_a_package_keeps_a_seal_and_every_run_and_the_official_checkers_accept_it(tmp_path):
-    """A run of the set was killed, so that it has one more than MLPerf counts: the last, by the score."""
+    """A run of the set was killed, so that it has one more than MLPerf counts: the first, by the score."""
     folder = seal_committed(tmp_path, OPEN, lambda logs: with_killed(logs.values(), 1))
     (folder / "anchors.jsonl").write_text("")
-    out, uncounted = tmp_path / "package", "uncounted_result_5.txt"
+    out, uncounted = tmp_path / "package", "uncounted_result_0.txt"
     done = package(folder, "--rehearsal", "--out", out)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for checker in ("package checker 2.0.0", "package checker 4.0.0", "repository checker"):
@@ -62,11 +62,11 @@ def test_a_package_keeps_a_seal_and_every_run_and_the_official_checkers_accept_i
             done.stdout
         )
     assert "result_1.txt: missed its target" in done.stdout
-    assert f"result_5.txt: does not count, and is packaged as {uncounted}" in done.stdout
+    assert f"result_0.txt: does not count, and is packaged as {uncounted}" in done.stdout
     packed = out / "Example-rehearsal" / "results" / OPEN / "resnet"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert {SEAL, RUNS, "anchors.jsonl"} < contents.keys()
-    contents[uncounted] = contents.pop("result_5.txt")
+    contents[uncounted] = contents.pop("result_0.txt")
     assert {path.name: path.read_bytes() for path in packed.iterdir()} == contents
     assert "rehearsal: made to try" in (packed.parents[1] / "README.md").read_text()
     text = next(out.rglob(f"{OPEN}/README.md")).read_text()
@@ -81,7 +81,7 @@ def test_a_package_keeps_a_seal_and_every_run_and_the_official_checkers_accept_i
     assert done.returncode == 0 and "6 logs" in done.stdout and "; sealed, extended after" in done.stdout
     (packed / uncounted).unlink()
     done = ttt_here("check", out, "--no-official")
-    assert done.returncode == 1 and "no result_5.txt; line 13 says that it ended" in done.stdout
+    assert done.returncode == 1 and "no result_0.txt; line 2 says that it ended" in done.stdout
 
 
 def test_runs_that_were_added_to_a_whole_sealed_set_are_no_submission(tmp_path):
