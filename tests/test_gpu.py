@@ -117,12 +117,13 @@ def test_gradients_in_one_tensor_are_those_of_three():
     assert torch.equal(*(torch.autograd.grad(result, qkv, weight)[0] for result in results))
 
 
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float32])  # of activations, of weights
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize(("function", "num_parts"), [("copy", 3), ("gelu", 1), ("gelu_backward", 2)])
-def test_the_kernel_rounds_to_8_bits_as_torch_does(function, num_parts, dtype):
+def test_the_kernel_rounds_to_8_bits_as_torch_does(function, num_parts, dtype, source):
     """On a GPU, compared with a CPU's operators; one value is NaN, one too large."""
     torch.manual_seed(0)
-    parts = [torch.randn(1040, 256, dtype=torch.bfloat16) for _ in range(num_parts)]
+    parts = [torch.randn(1040, 256, dtype=source) for _ in range(num_parts)]
     parts[0][7, 9], parts[0][8, 9] = float("nan"), 1000.0
     scale = torch.tensor(3.0) / torch.finfo(dtype).max
     poison_memory()

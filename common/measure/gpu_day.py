@@ -194,6 +194,7 @@ def describe_figures(record: dict[str, Any], figures: dict[str, Any]) -> list[st
         batch_size = rate.batch_size or figures["batch_size"]
         predicted_per_s = gpu_model.predict_rate(*named, batch_size, record["versions"]["torch"])
         lines.append(format_rate(rate, "samples", predicted_per_s))
+    lines += [f"{name:44} {per_s:10.1f}/s" for name, per_s in figures.get("parts", {}).items()]
     return lines + [f"{failure['shape']}  {failure['error']}" for failure in figures["failed"]]
 
 

@@ -2,8 +2,10 @@
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -26,7 +28,10 @@ def measure_startup(config: RunConfig) -> dict[str, Any]:
     The evaluation is of synthetic batches in memory: as many samples as the real one, no loader.
     """
     started = time.perf_counter()
-    with open_run(config) as run:
+    with open_run(config, warms_up=False) as run:
+        run.shows_warm_up = True
+        with redirect_stdout(sys.stderr):  # stdout is for the figures
+            run.warm_up()
         synchronize(run.device)
         initialized_s = time.perf_counter() - started
         num_samples = len(run.benchmark.rank_evaluation_samples)

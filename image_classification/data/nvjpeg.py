@@ -5,6 +5,7 @@ has. nvJPEG upsamples chroma without interpolation; PIL and DALI interpolate. Al
 """
 
 import io
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -101,9 +102,11 @@ def check_nvjpeg(device: torch.device) -> None:
 
 
 def has_nvjpeg(device: torch.device) -> bool:
-    """Return whether nvJPEG works on this device."""
+    """Return whether nvJPEG works on this device; on a GPU where it does not, print why."""
     try:
         check_nvjpeg(device)
-    except UserError:
+    except UserError as error:
+        if device.type == "cuda":
+            print(error, file=sys.stderr)
         return False
     return True
