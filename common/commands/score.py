@@ -27,8 +27,8 @@ from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.reported import reported
 from common.evidence.log import load
-from common.evidence.score import SPEEDUP, notes, score, score_json, speedups
-from common.evidence.text import print_scores
+from common.evidence.score import notes, score, score_json, speedups
+from common.evidence.text import SPEEDUP, print_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

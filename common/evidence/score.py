@@ -5,6 +5,7 @@ that missed its target counts as infinitely slow: one may be the slowest, two le
 Of more runs than needed the window with the median score counts (training_rules, Scoring).
 """
 
+import itertools
 import math
 import os
 import statistics
@@ -22,6 +23,8 @@ from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import finite, printable
+from common.evidence.rules.systems import processor_of
+from common.evidence.system import are_processors_others
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 COLOURED_FIRST = (BASELINE, "optimized", "closed")  # have the same colours in all pictures
@@ -48,17 +51,6 @@ NOTES = {  # mark in a label -> the note that such a score needs (MLCommons resu
     "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
     masked_accuracy.MARK: masked_accuracy.NOTE,
 }
-COLUMNS = (  # of the tables that show everything
-    "evaluation, in per cent: share of the time. quality: geometric mean of the last evaluations. samples to "
-    "target: up to the evaluation that saw the target, mean of the runs that count. samples: up to where the "
-    "curve crosses the target between two evaluations, mean of the runs that converged. overshoot: the "
-    "minutes from there to the stop. A run whose first evaluation was past the target is in neither."
-)
-SPEEDUP = (
-    "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "
-    "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "
-    "80 % probability in a test at the 5 % level."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +85,15 @@ class Score:
     disturbed: tuple[str, ...] = ()  # the disturbed runs, and the cause
     missed: tuple[str, ...] = ()  # the runs without a time to the target, and why
     scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
+    processor: str = ""  # that trained; '' on accelerators, and where nothing states it
 
     @property
     def group(self) -> tuple[str, bool, str]:
         """The facts that two scores share before they are compared."""
         return self.benchmark, self.is_proxy, self.hardware
+
+    def is_of_other_processor(self, other: "Score") -> bool:
+        return are_processors_others(self.processor, other.processor)
 
     @property
     def run_minutes(self) -> tuple[float, ...]:
@@ -229,6 +225,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         source=run_set.folder,
         mixture=mixture,
         scaling_factor=factor,
+        processor=processor_of(run_set),
         disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
         missed=tuple(f"{printable(log.path)}: {why}" for log in logs if (why := why_missed(log))),
     )
@@ -352,9 +349,9 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
 
 
 def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
-    """Return the baseline of a score's group and target; of several the one beside it, else None."""
+    """Return the baseline of a score's group, target and processor; of several that beside it, else None."""
     alike = [s for s in scores if (s.group, s.target) == (entry.group, entry.target)]
-    baselines = [s for s in alike if s.configuration == BASELINE]
+    baselines = [s for s in alike if s.configuration == BASELINE and not s.is_of_other_processor(entry)]
     if len(baselines) > 1:
         folder = Path(entry.source).parents[1:2]
         baselines = [s for s in baselines if Path(s.source).parents[1:2] == folder]
@@ -365,14 +362,22 @@ def notes(scores: Sequence[Score]) -> list[str]:
     """Return the notes that must stand beside these scores."""
     lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
     lines += [f"disturbed: {text}" for s in scores for text in s.disturbed]
-    return lines + [f"missed: {text}" for s in scores for text in s.missed]
+    lines += [f"missed: {text}" for s in scores for text in s.missed]
+    return lines + [
+        f"no speed-up: {printable(other.source)} is of another processor, {other.processor}, than "
+        f"{printable(slow.source)}, {slow.processor}."
+        for slow, other in itertools.product(scores, scores)
+        if slow.configuration == BASELINE != other.configuration
+        and slow.group == other.group
+        and slow.is_of_other_processor(other)
+    ]
 
 
 def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:
     """Return a score for JSON, where a run that missed its target has null minutes."""
     figures = (
-        "benchmark system hardware configuration is_proxy label counted source minutes samples_to_target "
-        "samples_per_s evaluation_share quality disturbed missed scaling_factor "
+        "benchmark system hardware processor configuration is_proxy label counted source minutes "
+        "samples_to_target samples_per_s evaluation_share quality disturbed missed scaling_factor "
         "scaled_minutes"
     )
     parts = {name: getattr(score, name) for name in ("interval", "split", "factors")} | {"speedup": speedup}

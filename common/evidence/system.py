@@ -79,6 +79,8 @@ OPEN = re.compile(
     r"|null|tbc|default string|[-.?]+",
     re.IGNORECASE | re.DOTALL,
 )  # values that state nothing
+# Words in the names of most processors
+GENERIC = frozenset(["r", "tm", "cpu", "processor", "core", "with", "amd", "intel"])
 SUCH_AS = "<such as "  # begins the placeholder of `missing_lines`
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
@@ -95,6 +97,21 @@ def problems(description: object) -> list[str]:
         elif fault := field_fault(name, value):
             faults.append(f"{name}: {fault}")
     return faults
+
+
+def are_processors_others(name: str, other: str) -> bool:
+    """True if two names cannot be of one processor: neither has all the words of the other.
+
+    A virtual machine's "AMD EPYC" can be an "AMD EPYC 7513 32-Core Processor". A name without words fits all.
+    """
+    words, others = ({*re.findall("[a-z0-9]+", text.lower())} - GENERIC for text in (name, other))
+    return not (words <= others or others <= words)
+
+
+def processor_model(fields: Mapping[str, object]) -> str:
+    """Return the processor of a description, safe to show; '' where nobody stated it."""
+    model = fields.get("host_processor_model_name")
+    return printable(model, 64) if isinstance(model, str) and not open_reason(model) else ""
 
 
 def open_fields(description: object) -> dict[str, str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.evidence.intervals import Estimate, Interval
-from common.evidence.score import COLUMNS, Score, Speedup
+from common.evidence.score import Score, Speedup
 
 DASH = "-"
 Form = Callable[[float], str]
@@ -31,6 +31,17 @@ TERMS_TITLE = (
 REST = (
     "`ttt score --wide` adds samples to target, samples/s, evaluation, quality, what the runs could show, "
     "and where the minutes went."
+)
+COLUMNS = (  # of the tables that show everything
+    "evaluation, in per cent: share of the time. quality: geometric mean of the last evaluations. samples to "
+    "target: up to the evaluation that saw the target, mean of the runs that count. samples: up to where the "
+    "curve crosses the target between two evaluations, mean of the runs that converged. overshoot: the "
+    "minutes from there to the stop. A run whose first evaluation was past the target is in neither."
+)
+SPEEDUP = (
+    "speed-up: ratio of two scores. Its interval is that of the ratio of geometric means of the runs, where "
+    "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "
+    "80 % probability in a test at the 5 % level."
 )
 COMPACT = ("minutes", "95 % interval", "speed-up", "95 % interval", "runs")
 Speedups = Mapping[str, Speedup]

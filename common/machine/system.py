@@ -12,10 +12,17 @@ from typing import Any
 
 import psutil
 
-from common import files
+from common import files, repository
 from common.config.schema import RunConfig
 from common.errors import UserError
-from common.evidence.system import FIELDS, NOT_COLLECTED, STATUS, read_fields
+from common.evidence.system import (
+    FIELDS,
+    NOT_COLLECTED,
+    STATUS,
+    are_processors_others,
+    processor_model,
+    read_fields,
+)
 from common.machine import hardware
 from common.repository import FOLDER, IS_INSTALLED, NAME, WORKSPACE, digest_text
 
@@ -177,12 +184,17 @@ def describe(config: RunConfig, name: str) -> dict[str, Any]:
 def write_description(config: RunConfig, directory: Path, name: str) -> None:
     """Write `<name>.json` once; an existing one is a person's and stays as it is.
 
-    Raises UserError where it cannot be written, or the existing one cannot be read.
+    One that names another processor than this machine's is shown in a warning. Raises UserError where it
+    cannot be written, or the existing one cannot be read.
     """
     path = directory / f"{name}.json"
     with files.explain_os_error("cannot write system descriptions here", directory):
         files.write_once(path, lambda: as_json(describe(config, name)), f"writes {path.name}")
-    read_fields(path, hint="mend it, or remove it and a new one is written")
+    stated = processor_model(read_fields(path, hint="mend it, or remove it and a new one is written"))
+    if are_processors_others(stated, here := hardware.processor_name()):
+        what = f"it describes {stated}, and this machine has {here}"
+        hint = "give another machine another name: --set submission.hardware=NAME"
+        print(f"warning: {repository.relative_path(path)}: {what}; {hint}", file=sys.stderr)
 
 
 def as_json(description: dict[str, Any]) -> str:

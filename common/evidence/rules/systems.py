@@ -9,7 +9,16 @@ from common.evidence.log import RunSet
 from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
-from common.evidence.system import FIELDS, STATUS, field_fault, open_fields, problems, read
+from common.evidence.system import (
+    FIELDS,
+    STATUS,
+    are_processors_others,
+    field_fault,
+    open_fields,
+    problems,
+    processor_model,
+    read,
+)
 
 Description = dict[str, Any]
 
@@ -48,6 +57,13 @@ def change(**fields: object) -> Callable[[Description], Description]:
 
 def fields_of(subject: Described | None) -> Mapping[str, object]:
     return subject.description if subject and isinstance(subject.description, Mapping) else {}
+
+
+def processor_of(run_set: RunSet) -> str:
+    """Name the processor that trained, by log or description; '' on accelerators or if neither states it."""
+    if run_set.lead.value("num_accelerators") != 0:
+        return ""
+    return run_set.lead.text("processor") or processor_model(fields_of(describe_set(run_set)))
 
 
 @rule("Y601", "error", "submission rules: directories", breaks=lambda description: [description])
@@ -129,6 +145,19 @@ def accelerators_are_counted(subject: Described) -> Iterator[Found]:
     if named and None not in counts and int(named[1]) != (counts[0] or 0) * (counts[1] or 0):
         text = f"{counts[0]} nodes with {counts[1]} for {subject.run_set.lead.system}"
         yield Found(0, text, path=subject.path)
+
+
+@rule(
+    "Y609",
+    "warning",
+    "submission rules: System Description",
+    breaks=change(host_processor_model_name="Another 1234"),
+)
+def the_processor_is_the_logs(subject: Described) -> Iterator[Found]:
+    """The processor of a description is the one that the logs recorded."""
+    stated, logged = processor_model(fields_of(subject)), subject.run_set.lead.text("processor")
+    if are_processors_others(stated, logged):
+        yield Found(0, f"{stated}, in the logs {logged}", path=subject.path)
 
 
 def parse_count(value: object) -> int | None:

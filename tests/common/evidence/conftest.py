@@ -93,6 +93,7 @@ def good_log(benchmark="resnet", size="full", configuration="optimized", index=0
         "num_accelerators": 8,
         "num_ranks": 8,
         "num_threads": 4,
+        "processor": "Intel(R) Xeon(R) Processor",
         "opt_name": "sgd",
         "opt_base_learning_rate": 2.048,
         "opt_weight_decay": 5e-5,
@@ -183,6 +184,7 @@ def good_description(size="full", configuration="optimized"):
         "number_of_nodes": "1",
         "host_processors_per_node": "2",
         "accelerators_per_node": "8",
+        "host_processor_model_name": "Intel Xeon Platinum 8480C Processor",
     }
     return {field: values.get(field, "as published") for field in FIELDS}
 

@@ -37,7 +37,7 @@ def test_a_finding_names_file_line_rule_and_section_and_exits_1(work):
         )
     done = ttt_here("check", "--no-official", "results")
     first = done.stdout.splitlines()[0]
-    assert done.returncode == 1 and first.startswith(f"{FOLDER}/result_0.txt:39: K108 error ")
+    assert done.returncode == 1 and first.startswith(f"{FOLDER}/result_0.txt:40: K108 error ")
     assert "(rules: Training and Test Sets); 1 more" in first
     report = json.loads(ttt_here("check", "results", "--no-official", "--json").stdout)
     assert report["ok"] is False and "seal" not in report["sets"][0]

@@ -12,7 +12,8 @@ from common.evidence.compare import masked_accuracy
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules.rule import add, edit, place_of, remove
-from common.evidence.score import COLUMNS, SPEEDUP, counting_window, notes, olympic_mean, score, speedups
+from common.evidence.score import counting_window, notes, olympic_mean, score, speedups
+from common.evidence.text import COLUMNS, SPEEDUP
 from tests.command import ttt_here as ttt
 
 aborted = edit("run_stop", status="aborted")
@@ -236,6 +237,9 @@ def test_a_speed_up_is_the_ratio_to_the_baseline_of_the_same_hardware(golden):
     easier = replace(other, target=other.target - 0.1, source="easier")
     found = speedups([baseline, other, proxy, easier])
     assert set(found) == {"fast"}
+    pair = [replace(baseline, processor="AMD EPYC"), replace(other, processor="Intel(R) Xeon(R) Processor")]
+    assert speedups(pair) == {} and "no speed-up: fast is of another processor" in notes(pair)[-1]
+    assert set(speedups([pair[0], replace(other, processor="AMD EPYC 7513")])) == {"fast"}
     assert found["fast"].ratio == pytest.approx(baseline.minutes / other.minutes)
     assert found["fast"].interval.low < found["fast"].ratio < found["fast"].interval.high
     assert 0 < found["fast"].detectable < 0.1

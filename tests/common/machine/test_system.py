@@ -340,6 +340,16 @@ def test_several_first_runs_at_once_write_one_description_and_draw_one_number(tm
         assert json.loads((folder / "machine.json").read_text())["system_name"] == "machine"
 
 
+@pytest.mark.parametrize("model", ["Intel Xeon Platinum 8480C", "AMD EPYC", "not collected: lost", 5])
+def test_a_description_of_another_processor_is_a_warning(tmp_path, monkeypatch, capsys, model):
+    monkeypatch.setattr(hardware, "processor_name", lambda: "Intel(R) Xeon(R) Processor")
+    (tmp_path / "machine.json").write_text(json.dumps({"host_processor_model_name": model}))
+    system.write_description(None, tmp_path, "machine")
+    warning = capsys.readouterr().err
+    assert ("it describes AMD EPYC, and this machine has Intel" in warning) == (model == "AMD EPYC")
+    assert warning.count("\n") == (model == "AMD EPYC")
+
+
 @pytest.mark.parametrize("content", ["", '{"submitter": "a', "[]", None])
 def test_a_description_that_cannot_be_read_is_refused_before_a_run(tmp_path, content):
     path = tmp_path / "machine.json"
