@@ -244,8 +244,12 @@ def sign_p_value(values: Values, null: float = 0.0, *, is_above: bool = False) -
     above, below = (int(np.sum(side)) for side in (np.greater(values, null), np.less(values, null)))
     if not above + below:
         return 1.0
-    alternative = "greater" if is_above else "two-sided"
-    return float(scipy.stats.binomtest(above, above + below, alternative=alternative).pvalue)
+    return sign_test(above, above + below, "greater" if is_above else "two-sided")
+
+
+@cache  # studies ask for the same few numbers thousands of times
+def sign_test(above: int, number: int, alternative: str = "two-sided") -> float:
+    return float(scipy.stats.binomtest(above, number, alternative=alternative).pvalue)
 
 
 def sign_detectable(values: Values, alpha: float) -> float | None:
@@ -254,14 +258,7 @@ def sign_detectable(values: Values, alpha: float) -> float | None:
     Chance is taken as normal, with the deviation of these values. At least their median.
     """
     number = len(values)
-    signs = next(
-        (
-            n
-            for n in range(number // 2 + 1, number + 1)
-            if sign_p_value([1] * n + [-1] * (number - n)) < alpha
-        ),
-        None,
-    )
+    signs = next((n for n in range(number // 2 + 1, number + 1) if sign_test(n, number) < alpha), None)
     if signs is None:
         return None
     share = scipy.special.betaincinv(signs, number - signs + 1, POWER)  # of turns with this sign
