@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.evidence.recipes import flat
 from common.machine.system import machine_id
 from common.repository import MAX_NAME, configurations, shorten_name
-from common.training.load import load_open, read_config
+from common.training.load import PRECISIONS, load_open, read_config
 from common.training.registry import refuse_process_wide
 
 State = frozenset[str]
@@ -73,7 +73,7 @@ class Switches:
             what = f"'{configuration}' is no configuration that extends another: it has nothing to leave out"
             raise UserError(what, where=benchmark, hint=f"ttt ablate takes one of: {extending}")
         self.base = base
-        self.switches = differences(benchmark, self.base, configuration, size)
+        self.switches = differences(benchmark, self.base, configuration, size, self.settings)
         if not self.switches:
             raise UserError(f"is the same as {self.base} at size {size}", where=where)
         self.refuse_settings_of_switches()
@@ -177,9 +177,12 @@ class Switches:
         return Step(before=without, after=self.all, together=together, reason=reason)
 
 
-def differences(benchmark: str, base: str, configuration: str, size: str) -> list[Switch]:
+def differences(
+    benchmark: str, base: str, configuration: str, size: str, settings: Sequence[str]
+) -> list[Switch]:
     """Return the keys that differ between two configurations, before any method changes one itself."""
-    before, after = (read_keys(benchmark, name, size) for name in (base, configuration))
+    precisions = [text for text in settings if text.partition("=")[0].strip() in PRECISIONS]
+    before, after = (read_keys(benchmark, name, size, precisions) for name in (base, configuration))
     switches = []
     for key in {**before, **after}:
         old, new = before.get(key, False), after.get(key, False)
@@ -192,14 +195,14 @@ def differences(benchmark: str, base: str, configuration: str, size: str) -> lis
     return switches
 
 
-def read_keys(benchmark: str, configuration: str, size: str) -> dict[str, Any]:
+def read_keys(benchmark: str, configuration: str, size: str, precisions: Sequence[str]) -> dict[str, Any]:
     """Read every key with its value, defaults too, then each method that is on with its settings.
 
-    A method that drops itself from the configuration on this machine is off.
+    A method that drops itself from the configuration on this machine, at these precisions, is off.
     """
     config, _, _ = read_config(benchmark, configuration, size=size, settings=[])
     keys = config.model_dump(exclude={"configuration"})
-    kept = load_open(benchmark, configuration, size=size, settings=[]).config.methods
+    kept = load_open(benchmark, configuration, size=size, settings=precisions).config.methods
     methods = {f"{METHODS}{name}": settings for name, settings in keys.pop("methods").items() if name in kept}
     return flat(keys) | methods
 

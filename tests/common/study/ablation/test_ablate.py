@@ -16,6 +16,7 @@ from common.evidence.intervals import sign_p_value
 from common.evidence.ledger import Ledger, find_ledgers, read_ledger
 from common.evidence.log import Log, Point
 from common.files import save_text
+from common.machine import hardware
 from common.measure.steptime import buildable
 from common.methods.ema import Ema
 from common.repository import ROOT, benchmarks
@@ -30,6 +31,7 @@ from common.training import load
 from tests.command import one_line, ttt_here
 
 BERT = ("language_bert", "optimized", "--size", "mini")
+IN_BF16 = ("precision=bf16", "evaluation_precision=bf16")  # else a processor without it drops a method
 TINY = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba", "--turns", "6", "--target", "0.02")
 
 
@@ -39,7 +41,7 @@ def switches(benchmark, build=lambda config: None, settings=()):
 
 @pytest.fixture(scope="module")
 def bert():
-    return switches("language_bert", buildable)
+    return switches("language_bert", buildable, IN_BF16)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +238,7 @@ def test_turns_are_enough_to_show_an_effect_after_the_correction_for_all_switche
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
-    done = ttt_here("ablate", *BERT, "--dry-run", "--turns", "6", "--results", tmp_path)
+    done = ttt_here("ablate", *BERT, "--set", *IN_BF16, "--dry-run", "--turns", "6", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
     assert "8 turns instead of 6: fewer cannot show an effect on throughput" in done.stdout
@@ -287,6 +289,7 @@ def test_a_file_that_is_no_ledger_is_told_not_raised(tmp_path, content):
     assert isinstance(read_ledger(path), str)
 
 
+@pytest.mark.skipif(not hardware.bf16_instructions(), reason="the states were made in bf16")
 def test_the_committed_ledger_is_what_finished_runs_and_kept_steps_answer(tmp_path):
     committed = ROOT / "results/study/ablate-optimized"
     shutil.copytree(committed, tmp_path / "study/ablate-optimized")
