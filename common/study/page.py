@@ -82,12 +82,16 @@ def describe_searched() -> str:
     """Describe the speed-ups after the same search on both sides, for the README of the repository."""
     parts = []
     for name, stem in ABLATIONS.items():
-        slow, fast = (some[0] for some in trials.read(STUDIES / f"trials/{stem}.json").values())
-        factor, is_shown = trials.compare(slow, fast)
-        parts.append(f"{name} {factor}{'' if is_shown else ', which is not shown to differ from 1'}")
+        sides = trials.read(STUDIES / f"trials/{stem}.json")
+        best = {side: some[0] for side, some in sides.items()}
+        factor, is_shown = trials.compare(*best.values())
+        notes = [f"{len(best[BASELINE].minutes)} runs a side"]
+        notes += ["the recipes as they are"] * (not any(trial.settings for trial in best.values()))
+        notes += ["not shown to differ from 1"] * (not is_shown)
+        parts.append(f"{name} {factor} ({', '.join(notes)}{trials.note_disturbed(best, *best)})")
     where = "[findings](common/study/README.md#findings-at-size-mini)"
-    what = "After the same search of hyperparameters on both sides the speed-ups are"
-    return f"{what}: {'; '.join(parts)} ({where}).\n"
+    what = f"The best of {len(sides[BASELINE])} trials of hyperparameters on both sides"
+    return f"{what}, compared: {'; '.join(parts)} ({where}).\n"
 
 
 def describe_ablation(stem: str) -> str:

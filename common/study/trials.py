@@ -23,6 +23,7 @@ from common.config.names import short_name, split_name
 from common.config.schema import RunConfig
 from common.evidence import intervals
 from common.evidence.compare.factors import time_split
+from common.evidence.disturbance import disturbed_runs
 from common.evidence.log import Log
 from common.evidence.records import counted
 from common.evidence.text import DASH, make_table, open_console, spread
@@ -47,12 +48,13 @@ class Trial:
     """The runs of a trial: minutes of training, without start-up and evaluations, and samples to the target.
 
     Both are None for a miss, samples also for a run whose first evaluation was past the target. `settings`
-    are those of --set and the drawn ones.
+    are those of --set and the drawn ones, `disturbed` the causes of the disturbed runs, which count.
     """
 
     settings: tuple[str, ...]
     minutes: tuple[float | None, ...]
     samples: tuple[float | None, ...]
+    disturbed: tuple[str, ...] = ()
 
     @property
     def rank(self) -> tuple[int, float]:
@@ -111,6 +113,7 @@ def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, li
                 settings=tuple(list_changes(study, cell)),
                 minutes=tuple(split.training if split else None for split in splits),
                 samples=tuple(split.samples if split else None for split in splits),
+                disturbed=tuple(disturbed_runs(runs).values()),
             )
             trials[cell.configuration].append(trial)
     return {name: sorted(some, key=lambda trial: trial.rank) for name, some in trials.items()}
@@ -156,8 +159,16 @@ def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
         yield (
             f"The best of {fast} is {factor} as fast as the best of {slow}, by "
             f"{counted(len(best[name].minutes), 'run')} of each"
-            f"{'' if is_shown else '; that is not shown to differ from 1'}."
+            f"{'' if is_shown else '; that is not shown to differ from 1'}"
+            f"{note_disturbed(best, first, name)}."
         )
+
+
+def note_disturbed(best: Mapping[str, Trial], *names: str) -> str:
+    """Count the disturbed runs of best trials, as a part of a sentence; '' for none."""
+    trials = {name: best[name] for name in names if best[name].disturbed}
+    counts = [f"{counted(len(trial.disturbed), 'run')} of {name}" for name, trial in trials.items()]
+    return f"; disturbed, and counted: {' and '.join(counts)}" * bool(counts)
 
 
 def compare(slow: Trial, fast: Trial) -> tuple[str, bool]:

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -88,6 +89,13 @@ def test_a_trial_that_was_past_the_target_at_its_first_evaluation_has_minutes_bu
     assert trials.describe_runs(trials.Trial(settings=(), minutes=(None,), samples=(None,))) == ("-", "-")
 
 
+def test_disturbed_runs_of_the_best_trials_are_named():
+    slow = trials.Trial(settings=(), minutes=(3.0, 3.1), samples=(1.0, 1.0), disturbed=("2.0 times slower",))
+    fast = replace(slow, minutes=(1.0, 1.1), disturbed=())
+    (line,) = trials.describe_best({"baseline": [slow], "optimized": [fast]})
+    assert line.endswith("by 2 runs of each; disturbed, and counted: 1 run of baseline.")
+
+
 def test_a_gain_by_one_run_of_each_trial_is_not_shown():
     slow, fast = (trials.Trial(settings=(), minutes=(minutes,), samples=(1.0,)) for minutes in (3.0, 1.5))
     (line,) = trials.describe_best({"baseline": [slow], "optimized": [fast]})
@@ -138,5 +146,5 @@ def test_the_committed_trials_have_the_methods_of_today(benchmark, configuration
     folder = RESULTS / "study/trials" / f"reference-2cpu-mini-{configuration}-trial0"
     path = folder / mlperf_name(benchmark) / "result_0.txt"
     kept = configuration_of(read_log(path).settings)
-    config = load_config(benchmark, configuration, size="mini", settings=[]).config
+    config = load_config(benchmark, configuration, size="mini", settings=["precision=bf16"]).config
     assert kept["methods"] == config.model_dump(mode="json")["methods"]
