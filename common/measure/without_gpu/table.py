@@ -226,7 +226,8 @@ def write_model() -> str:
     return (
         f"It is fitted to {len(fitted)} of {len(rows)} measured rates, and wrong by a factor of {error:.2f} "
         f"on these, of {held_out_error:.2f} on the {len(held_out)} held out, and of {most:.2f} at most. The "
-        "rates of attention on Hopper are those of two traces.\n"
+        "rates of attention on Hopper come from traces of two configurations whose rates are held out: these "
+        "rates are no independent check. Rates that a loader bounded are left out.\n"
     )
 
 
