@@ -34,7 +34,6 @@ def test_the_kernel_and_its_gradient_are_those_of_the_convolution():
 
 
 MAX_BLUR_AGAINST_ITS_PARTS = """
-import itertools
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -47,20 +46,21 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.MaxPool2d(3, 2, 1))
 assert apply_blurpool(model) == 1
 shapes = (8, 7, 9), (16, 1, 1), (24, 2, 3), (192, 3, 4)  # the last: 2 and 3 programs an image
-layouts = itertools.cycle((torch.channels_last, torch.contiguous_format))
-for dtype in (torch.float32, torch.float16, torch.bfloat16):
-    for shape in shapes:
-        for has_ties in (False, True):
-            images = torch.randn(2, *shape)
-            images = (2 * images).round().relu() if has_ties else images
-            images = images.to(dtype).contiguous(memory_format=next(layouts)).requires_grad_()
-            expected, reduced = reduce_in_parts(images), model(images)
-            assert reduced.is_contiguous(memory_format=torch.channels_last) and reduced.dtype == dtype
-            assert torch.equal(reduced, expected), (dtype, shape)
-            # every sum is a whole number below 256: exact in any order and type
-            upstream = 16.0 * torch.randint(-1, 2, expected.shape).to(dtype)
-            gradients = [torch.autograd.grad(one, images, upstream)[0] for one in (reduced, expected)]
-            assert torch.equal(*gradients), (dtype, shape)
+layouts = torch.channels_last, torch.contiguous_format
+for row, dtype in enumerate((torch.float32, torch.float16, torch.bfloat16)):
+    for column, shape in enumerate(shapes):
+        # both with each type, and with each shape
+        has_ties, layout = (row + column) % 2, layouts[(row + column // 2) % 2]
+        images = torch.randn(2, *shape)
+        images = (2 * images).round().relu() if has_ties else images
+        images = images.to(dtype).contiguous(memory_format=layout).requires_grad_()
+        expected, reduced = reduce_in_parts(images), model(images)
+        assert reduced.is_contiguous(memory_format=torch.channels_last) and reduced.dtype == dtype
+        assert torch.equal(reduced, expected), (dtype, shape)
+        # every sum is a whole number below 256: exact in any order and type
+        upstream = 16.0 * torch.randint(-1, 2, expected.shape).to(dtype)
+        gradients = [torch.autograd.grad(one, images, upstream)[0] for one in (reduced, expected)]
+        assert torch.equal(*gradients), (dtype, shape)
 
 images = torch.randn(2, 8, 7, 9, requires_grad=True)
 expected, reduced = reduce_in_parts(images), model(images)
