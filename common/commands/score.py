@@ -1,10 +1,10 @@
 """Minutes to target by MLPerf's rule: the mean of the runs without the fastest and the slowest.
 
 Each score comes with a 95 % interval, its two factors (samples to target, samples per second of training),
-its speed-up over the baseline of the same hardware, benchmark, size and target, and the smallest difference
-that so many runs could show. If there are more runs than needed, the window with the median score counts.
-Published scores follow. Where MLCommons' scaling.json lies beside the results, the label also has the score
-times the factor in it; for a closed set without that file `ttt reproduce` computes the factor.
+its speed-up over the baseline of the same hardware, processor, benchmark, size and target, and the smallest
+difference that so many runs could show. If there are more runs than needed, the window with the median score
+counts. Published scores follow. Where MLCommons' scaling.json lies beside the results, the label also has the
+score times the factor in it; for a closed set without that file `ttt reproduce` computes the factor.
 
 A second table says where the mean run's minutes went, from log lines alone:
 minutes = samples / (60 x samples/s) + evaluation + start-up + overshoot.
@@ -27,8 +27,8 @@ from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK
 from common.evidence.compare.reported import reported
 from common.evidence.log import load
-from common.evidence.score import notes, score, score_json, speedups
-from common.evidence.text import SPEEDUP, print_scores
+from common.evidence.score import score, score_json, speedups
+from common.evidence.text import SPEEDUP, notes, print_scores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -24,8 +24,8 @@ from common.evidence.page import fill_template, save_page
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import counted, printable
 from common.evidence.rules.systems import describe_set, fields_of
-from common.evidence.score import BASELINE, Score, Speedup, baseline_of, notes, score, speedups
-from common.evidence.text import between, duration, number, score_cells
+from common.evidence.score import BASELINE, Score, Speedup, baseline_of, name_processors, score, speedups
+from common.evidence.text import between, duration, notes, number, score_cells
 from common.files import existing_folder, explain_os_error
 
 EXPLORER = "explore.html"  # the page of `ttt report --explore`, linked if it lies beside or one folder up
@@ -183,6 +183,7 @@ def _answer_alone(entry: Score, minutes: str, baseline: Score | None, scores: Se
     if name == BASELINE:
         return answer
     why = f"no single {BASELINE} lies beside it" if targets else f"no {BASELINE} was scored on this hardware"
+    why = name_processors(entry, scores) or why
     return f"{answer} It is not compared: {why}."
 
 

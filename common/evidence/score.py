@@ -5,7 +5,6 @@ that missed its target counts as infinitely slow: one may be the slowest, two le
 Of more runs than needed the window with the median score counts (training_rules, Scoring).
 """
 
-import itertools
 import math
 import os
 import statistics
@@ -17,40 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from common.evidence import intervals, recipes, system
-from common.evidence.compare import masked_accuracy
 from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minutes, factors, time_split
 from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import finite, printable
-from common.evidence.rules.systems import processor_of
+from common.evidence.rules.systems import instructions_of, processor_of
 from common.evidence.system import are_processors_others
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 COLOURED_FIRST = (BASELINE, "optimized", "closed")  # have the same colours in all pictures
 UNVERIFIED = "unverified: Result not verified by MLCommons Association."
-NOTES = {  # mark in a label -> the note that such a score needs (MLCommons result messaging guidelines)
-    "unverified": UNVERIFIED,
-    "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
-    "provisional": f"provisional: fewer runs than MLPerf asks for, {NUM_RUNS['resnet']} of ResNet and "
-    f"{NUM_RUNS['bert']} of BERT.",
-    "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
-    "runs the one with the median score counts (of two middle ones the slower).",
-    "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
-    "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
-    "study": "study: trained to the end of its budget, not timed to the target: no score.",
-    "scaling.json": "scaling.json: of a closed submission that took fewer samples than its reference; "
-    "MLCommons publishes the score times this factor. All other minutes and intervals are without it.",
-    "disturbed": "disturbed: other programs, a host or a slow GPU shared the machine during these runs, or "
-    "took threads from them, or their steps were slower than in the other runs of the set; their times "
-    "measure that, too. MLPerf's rule counts every run; --leave-out-disturbed shows the score without these.",
-    "missed": "missed: the run counts as infinitely slow. A score with one has no interval: one more of them "
-    "leaves no score, and the runs do not say how often that happens.",
-    "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
-    "Each recipe has a folder of its own; `ttt check` names the results that differ.",
-    "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
-    masked_accuracy.MARK: masked_accuracy.NOTE,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +62,7 @@ class Score:
     missed: tuple[str, ...] = ()  # the runs without a time to the target, and why
     scaling_factor: float | None = None  # of the scaling.json beside the logs; no figure here has it
     processor: str = ""  # that trained; '' on accelerators, and where nothing states it
+    instructions: str = ""  # of that processor, as recorded
 
     @property
     def group(self) -> tuple[str, bool, str]:
@@ -93,7 +70,8 @@ class Score:
         return self.benchmark, self.is_proxy, self.hardware
 
     def is_of_other_processor(self, other: "Score") -> bool:
-        return are_processors_others(self.processor, other.processor)
+        pair = {self.instructions, other.instructions}
+        return are_processors_others(self.processor, other.processor) or ("" not in pair and len(pair) > 1)
 
     @property
     def run_minutes(self) -> tuple[float, ...]:
@@ -172,7 +150,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """The ratio to the baseline of the same hardware, benchmark, size and target.
+    """The ratio to the baseline of the same hardware, processor, benchmark, size and target.
 
     The ratio is that of the scores; the interval and the smallest difference that these runs could show (a
     fraction) are those of the geometric means of the runs. None where one of them missed its target.
@@ -226,6 +204,7 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         mixture=mixture,
         scaling_factor=factor,
         processor=processor_of(run_set),
+        instructions=instructions_of(lead),
         disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
         missed=tuple(f"{printable(log.path)}: {why}" for log in logs if (why := why_missed(log))),
     )
@@ -350,27 +329,26 @@ def speedups(scores: Sequence[Score]) -> dict[str, Speedup]:
 
 def baseline_of(entry: Score, scores: Sequence[Score]) -> Score | None:
     """Return the baseline of a score's group, target and processor; of several that beside it, else None."""
-    alike = [s for s in scores if (s.group, s.target) == (entry.group, entry.target)]
-    baselines = [s for s in alike if s.configuration == BASELINE and not s.is_of_other_processor(entry)]
+    baselines = [s for s in baselines_for(entry, scores) if not s.is_of_other_processor(entry)]
     if len(baselines) > 1:
         folder = Path(entry.source).parents[1:2]
         baselines = [s for s in baselines if Path(s.source).parents[1:2] == folder]
     return baselines[0] if len(baselines) == 1 else None
 
 
-def notes(scores: Sequence[Score]) -> list[str]:
-    """Return the notes that must stand beside these scores."""
-    lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
-    lines += [f"disturbed: {text}" for s in scores for text in s.disturbed]
-    lines += [f"missed: {text}" for s in scores for text in s.missed]
-    return lines + [
-        f"no speed-up: {printable(other.source)} is of another processor, {other.processor}, than "
-        f"{printable(slow.source)}, {slow.processor}."
-        for slow, other in itertools.product(scores, scores)
-        if slow.configuration == BASELINE != other.configuration
-        and slow.group == other.group
-        and slow.is_of_other_processor(other)
-    ]
+def baselines_for(entry: Score, scores: Sequence[Score]) -> list[Score]:
+    alike = [s for s in scores if (s.group, s.target) == (entry.group, entry.target)]
+    return [s for s in alike if s.configuration == BASELINE]
+
+
+def name_processors(entry: Score, scores: Sequence[Score]) -> str:
+    """Say that every baseline of a score's group and target ran on another processor; '' if one did not."""
+    baselines = baselines_for(entry, scores)
+    if not baselines or not all(s.is_of_other_processor(entry) for s in baselines):
+        return ""
+    theirs = sorted({f"{s.processor} {s.instructions}".strip() for s in baselines})
+    here = f"{entry.processor} {entry.instructions}".strip()
+    return f"{BASELINE} ran on {' or '.join(theirs)}, {entry.configuration} on {here}"
 
 
 def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:

@@ -79,8 +79,7 @@ OPEN = re.compile(
     r"|null|tbc|default string|[-.?]+",
     re.IGNORECASE | re.DOTALL,
 )  # values that state nothing
-# Words in the names of most processors
-GENERIC = frozenset(["r", "tm", "cpu", "processor", "core", "with", "amd", "intel"])
+GENERIC = frozenset(["r", "tm", "cpu", "processor", "core", "with", "amd", "intel"])  # of most processors
 SUCH_AS = "<such as "  # begins the placeholder of `missing_lines`
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
@@ -100,12 +99,12 @@ def problems(description: object) -> list[str]:
 
 
 def are_processors_others(name: str, other: str) -> bool:
-    """True if two names cannot be of one processor: neither has all the words of the other.
+    """True if two names have no word in common but those of most processors.
 
     A virtual machine's "AMD EPYC" can be an "AMD EPYC 7513 32-Core Processor". A name without words fits all.
     """
     words, others = ({*re.findall("[a-z0-9]+", text.lower())} - GENERIC for text in (name, other))
-    return not (words <= others or others <= words)
+    return bool(words and others) and words.isdisjoint(others)
 
 
 def processor_model(fields: Mapping[str, object]) -> str:

@@ -10,8 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from common.evidence.compare import masked_accuracy
 from common.evidence.intervals import Estimate, Interval
-from common.evidence.score import Score, Speedup
+from common.evidence.log import NUM_RUNS
+from common.evidence.records import printable
+from common.evidence.score import BASELINE, UNVERIFIED, Score, Speedup, name_processors
 
 DASH = "-"
 Form = Callable[[float], str]
@@ -43,8 +46,39 @@ SPEEDUP = (
     "all converged (Welch-t on log minutes). Runs could show: the smallest difference that they find with "
     "80 % probability in a test at the 5 % level."
 )
+NOTES = {  # mark in a label -> the note that such a score needs (MLCommons result messaging guidelines)
+    "unverified": UNVERIFIED,
+    "proxy": "proxy: size mini trains a small stand-in; its minutes say nothing about the full benchmark.",
+    "provisional": f"provisional: fewer runs than MLPerf asks for, {NUM_RUNS['resnet']} of ResNet and "
+    f"{NUM_RUNS['bert']} of BERT.",
+    "by launch": "by launch: more runs than needed, sorted by launch time; of all windows of consecutive "
+    "runs the one with the median score counts (of two middle ones the slower).",
+    "resumed": "resumed: an interrupted run that went on from a checkpoint is for research. Unless it is "
+    "counted (--include-resumed) the interrupted log is, as a run that missed its target.",
+    "study": "study: trained to the end of its budget, not timed to the target: no score.",
+    "scaling.json": "scaling.json: of a closed submission that took fewer samples than its reference; "
+    "MLCommons publishes the score times this factor. All other minutes and intervals are without it.",
+    "disturbed": "disturbed: other programs, a host or a slow GPU shared the machine during these runs, or "
+    "took threads from them, or their steps were slower than in the other runs of the set; their times "
+    "measure that, too. MLPerf's rule counts every run; --leave-out-disturbed shows the score without these.",
+    "missed": "missed: the run counts as infinitely slow. A score with one has no interval: one more of them "
+    "leaves no score, and the runs do not say how often that happens.",
+    "more than one recipe": "more than one recipe: a set is one configuration, made in one way by one code. "
+    "Each recipe has a folder of its own; `ttt check` names the results that differ.",
+    "reported": "reported: published by MLCommons (Open division), from reported.yaml; not measured here.",
+    masked_accuracy.MARK: masked_accuracy.NOTE,
+}
 COMPACT = ("minutes", "95 % interval", "speed-up", "95 % interval", "runs")
 Speedups = Mapping[str, Speedup]
+
+
+def notes(scores: Sequence[Score]) -> list[str]:
+    """Return the notes that must stand beside these scores."""
+    lines = [note for mark, note in NOTES.items() if any(mark in s.label for s in scores)]
+    lines += [f"disturbed: {text}" for s in scores for text in s.disturbed]
+    lines += [f"missed: {text}" for s in scores for text in s.missed]
+    others = ((s, name_processors(s, scores)) for s in scores if s.configuration != BASELINE)
+    return lines + [f"no speed-up: {printable(s.source)}: {why}." for s, why in others if why]
 
 
 def number(value: float) -> str:

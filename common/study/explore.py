@@ -30,7 +30,8 @@ from common.evidence.page import fill_template
 from common.evidence.plots import PALETTE
 from common.evidence.records import finite, printable
 from common.evidence.report import link
-from common.evidence.score import BASELINE, COLOURED_FIRST, NOTES, run_of
+from common.evidence.score import BASELINE, COLOURED_FIRST, run_of
+from common.evidence.text import NOTES
 from common.repository import benchmarks, configurations
 from common.study.compare.comparison import resolution_of
 from common.study.points import Points

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from common.evidence.log import ABORTED, Log, RunSet
 from common.evidence.recipes import software
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.systems import describe_set, fields_of
+from common.evidence.rules.systems import describe_set, fields_of, instructions_of
 
 LOSS, ACCURACY, DATA, END = "train_loss", "eval_accuracy", "dataset_fingerprint", "run_stop"
 PLACES = ("epoch_num", "samples")  # of a record, in its metadata
@@ -193,8 +193,7 @@ def describe_differences(pairs: Mapping[str, tuple[str | None, str | None]]) -> 
 def stated_processor(log: Log) -> str:
     """Return the processor of a log: of its record, else of the description of its system; '' for neither."""
     if event := log.first("processor"):
-        instructions = [event.metadata.get(name) for name in ("capability", "bf16_instructions")]
-        return WITH.join((printable(event.value), printable(instructions)))
+        return WITH.join(filter(None, (printable(event.value), instructions_of(log))))
     return describe_processor(fields_of(describe_set(RunSet(folder="", logs=(log,)))))
 
 

@@ -30,6 +30,7 @@ from common.evidence.rules.rule import (
     state,
     time_of,
 )
+from common.evidence.rules.systems import instructions_of
 
 RUN_SETS = "rules: Benchmark Results"
 HYPERPARAMETERS = "rules: Hyperparameters"
@@ -158,14 +159,15 @@ def other_device(logs: list[Lines]) -> list[Lines]:
 
 @rule("S416", "strict", SYSTEM, breaks=other_device)
 def machine_is_one(logs: Sequence[Log]) -> Iterator[Found]:
-    """The runs of a set share accelerators, or processor and threads, and the total of an evaluation."""
+    """The runs of a set share device, accelerators and evaluation's total; on a CPU processor and threads."""
 
     def machine(log: Log) -> dict[str, list[str]]:
         facts = settings_of(log, ("device", "num_accelerators", "distributed_backend"))
         threads = max(finite(log.value("num_threads")) or 0.0, log.threads or 0)
         if log.value("num_accelerators") != 0:
             return facts
-        return facts | settings_of(log, ["processor"]) | {"threads": [f"{threads:g}"]}
+        processor = f"{log.text('processor')} {instructions_of(log)}"
+        return facts | {"processor": [processor], "threads": [f"{threads:g}"]}
 
     def totals(log: Log) -> dict[str, list[str]]:
         return {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.evidence.log import RunSet
+from common.evidence.log import Log, RunSet
 from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
@@ -20,6 +20,7 @@ from common.evidence.system import (
     read,
 )
 
+INSTRUCTIONS = ("capability", "bf16_instructions")  # of the record of a processor
 Description = dict[str, Any]
 
 
@@ -64,6 +65,13 @@ def processor_of(run_set: RunSet) -> str:
     if run_set.lead.value("num_accelerators") != 0:
         return ""
     return run_set.lead.text("processor") or processor_model(fields_of(describe_set(run_set)))
+
+
+def instructions_of(log: Log) -> str:
+    """Return what a log recorded of the instructions of its processor, safe to show; '' without a record."""
+    event = log.first("processor")
+    stated = [event.metadata[name] for name in INSTRUCTIONS if name in event.metadata] if event else []
+    return printable(stated) if stated else ""
 
 
 @rule("Y601", "error", "submission rules: directories", breaks=lambda description: [description])

@@ -9,7 +9,8 @@ from common.evidence.audit import audit_log
 from common.evidence.disturbance import disturbed_blocks, disturbed_runs, slow_runs, summarize_disturbance
 from common.evidence.log import RunSet, parse_log
 from common.evidence.records import TOKEN
-from common.evidence.score import notes, score
+from common.evidence.score import score
+from common.evidence.text import notes
 
 
 def log_of(*records):

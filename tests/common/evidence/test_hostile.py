@@ -27,7 +27,7 @@ from common.yaml_file import parse_head
 from tests.command import run
 from tests.command import ttt_here as ttt
 
-SECONDS = 2  # of processor time beside what the start of a command takes
+SECONDS = 2  # of processor time beside twice what the start of a command takes
 MEGABYTES = 200
 MEASURE = """
 import json, resource, subprocess, sys

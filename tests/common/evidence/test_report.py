@@ -88,6 +88,16 @@ def test_the_answer_says_how_much_faster_and_how_sure(golden, tmp_path, seconds,
         assert ("slower" in answer) == (min(seconds) > 100)
 
 
+def test_a_set_of_another_processor_is_not_compared_and_says_why(golden, tmp_path):
+    for configuration, processor in (("baseline", "AMD EPYC"), ("closed", "Intel(R) Xeon(R) Processor")):
+        lines = edit("num_accelerators", value=0)(golden.log(configuration=configuration))
+        golden.write(tmp_path, [edit("processor", value=processor)(lines)])
+    scores = [score(run_set) for run_set in load([tmp_path])]
+    (answer,) = answers(scores, speedups(scores))
+    why = "baseline ran on AMD EPYC, closed on Intel(R) Xeon(R) Processor."
+    assert answer.endswith(f" It is not compared: {why}")
+
+
 def test_a_set_of_another_target_has_a_line_of_its_own_and_is_not_compared(golden, tmp_path):
     for configuration, target in (("baseline", 0.9), ("closed", 0.5)):
         lines = golden.log(size="mini", configuration=configuration)

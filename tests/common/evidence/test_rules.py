@@ -310,8 +310,10 @@ def test_threads_count_where_the_cpu_computes(golden):
     for num_accelerators, expected in ((0, {"S414", "S416"}), (8, set())):
         logs = golden.set()
         logs = [add("seed", key="num_accelerators", value=num_accelerators)(lines) for lines in logs]
-        logs = [add("seed", key="num_threads", value=2 + (n == 4))(lines) for n, lines in enumerate(logs)]
-        assert ids(audit(run_set(logs))) == expected
+        others = [add("seed", key="num_threads", value=2 + (n == 4))(lines) for n, lines in enumerate(logs)]
+        assert ids(audit(run_set(others))) == expected
+        logs[4] = edit("processor", bf16_instructions=["amx_bf16"])(logs[4])
+        assert ids(audit(run_set(logs))) == expected - {"S414"}
 
 
 def test_the_first_trial_of_a_search_may_miss_with_the_recipe_of_a_set(golden):

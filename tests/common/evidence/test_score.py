@@ -12,8 +12,8 @@ from common.evidence.compare import masked_accuracy
 from common.evidence.compare.reported import reported
 from common.evidence.log import RunSet, load, parse_log
 from common.evidence.rules.rule import add, edit, place_of, remove
-from common.evidence.score import counting_window, notes, olympic_mean, score, speedups
-from common.evidence.text import COLUMNS, SPEEDUP
+from common.evidence.score import counting_window, olympic_mean, score, speedups
+from common.evidence.text import COLUMNS, SPEEDUP, notes
 from tests.command import ttt_here as ttt
 
 aborted = edit("run_stop", status="aborted")
@@ -238,11 +238,28 @@ def test_a_speed_up_is_the_ratio_to_the_baseline_of_the_same_hardware(golden):
     found = speedups([baseline, other, proxy, easier])
     assert set(found) == {"fast"}
     pair = [replace(baseline, processor="AMD EPYC"), replace(other, processor="Intel(R) Xeon(R) Processor")]
-    assert speedups(pair) == {} and "no speed-up: fast is of another processor" in notes(pair)[-1]
+    why = "no speed-up: fast: baseline ran on AMD EPYC, optimized on Intel(R) Xeon(R) Processor."
+    assert speedups(pair) == {} and notes(pair)[-1] == why
+    beside = replace(pair[1], configuration="baseline", source="slow too")
+    assert set(speedups([*pair, beside])) == {"fast"}
+    for scores in ([*pair, beside], [pair[0], replace(pair[1], target=0.5)]):
+        assert not any("no speed-up" in note for note in notes(scores))
     assert set(speedups([pair[0], replace(other, processor="AMD EPYC 7513")])) == {"fast"}
+    old, new = (replace(s, processor="AMD EPYC", instructions=s.configuration) for s in pair)
+    assert speedups([old, new]) == {} and set(speedups([old, replace(new, instructions="")])) == {"fast"}
     assert found["fast"].ratio == pytest.approx(baseline.minutes / other.minutes)
     assert found["fast"].interval.low < found["fast"].ratio < found["fast"].interval.high
     assert 0 < found["fast"].detectable < 0.1
+
+
+def test_the_processor_of_a_score_is_the_logs_or_the_descriptions_and_none_on_accelerators(golden, tmp_path):
+    golden.describe(tmp_path / "systems")
+    for num_accelerators, expected in ((8, ""), (0, "Intel(R) Xeon(R) Processor")):
+        logs = [edit("num_accelerators", value=num_accelerators)(log) for log in golden.set()]
+        assert scored(logs).processor == expected
+    golden.write(tmp_path / "results", [remove("processor")(log) for log in logs])
+    (run_set,) = load([tmp_path / "results"])
+    assert score(run_set).processor == "Intel Xeon Platinum 8480C Processor"
 
 
 def test_of_several_baselines_the_one_beside_a_set_counts(golden):
