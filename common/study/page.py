@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from common.evidence.ledger import Ledger, ratio, read_ledger, unless_shown
 from common.evidence.log import read_log
 from common.evidence.page import fill_block, fill_blocks
+from common.evidence.records import counted
 from common.evidence.score import BASELINE
 from common.evidence.text import spread_of
 from common.files import save_text
@@ -80,18 +81,22 @@ def describe_trials(stem: str) -> str:
 
 def describe_searched() -> str:
     """Describe the speed-ups after the same search on both sides, for the README of the repository."""
-    parts = []
+    parts, numbers = [], set()
     for name, stem in ABLATIONS.items():
         sides = trials.read(STUDIES / f"trials/{stem}.json")
         best = {side: some[0] for side, some in sides.items()}
+        numbers |= {(len(some), len(some[0].minutes)) for some in sides.values()}
         factor, is_shown = trials.compare(*best.values())
-        notes = [f"{len(best[BASELINE].minutes)} runs a side"]
-        notes += ["the recipes as they are"] * (not any(trial.settings for trial in best.values()))
-        notes += ["not shown to differ from 1"] * (not is_shown)
-        parts.append(f"{name} {factor} ({', '.join(notes)}{trials.note_disturbed(best, *best)})")
+        unsure = "" if is_shown else ", not shown to differ from 1"
+        changed = any(trial.settings for trial in best.values())
+        unchanged = "" if changed else ", where no trial beat the recipes"
+        parts.append(
+            f"{name} {factor}{unsure}{unchanged}{trials.note_disturbed(best, *best).replace(';', ',')}"
+        )
+    ((num_trials, num_runs),) = numbers
     where = "[findings](common/study/README.md#findings-at-size-mini)"
-    what = f"The best of {len(sides[BASELINE])} trials of hyperparameters on both sides"
-    return f"{what}, compared: {'; '.join(parts)} ({where}).\n"
+    what = f"The best of {num_trials} trials of hyperparameters on both sides, {num_runs} runs each"
+    return f"{what}, by training time: {'; '.join(parts)} ({where}).\n"
 
 
 def describe_ablation(stem: str) -> str:
@@ -101,7 +106,18 @@ def describe_ablation(stem: str) -> str:
     if isinstance(ledger, str):
         raise ValueError(f"{path}: {ledger}")
     link = f"([ledger](../../results/study/ablate-optimized/{stem}.ledger.json))"
-    return f": {describe_gains(ledger)} {describe_samples(ledger)}. {describe_pairs(ledger)} {link}."
+    figures = f"{describe_gains(ledger)} {describe_samples(ledger)}. {describe_pairs(ledger)}"
+    return f": {figures}{describe_warnings(ledger)} {link}."
+
+
+def describe_warnings(ledger: Ledger) -> str:
+    """Say what the notes of a ledger warn of: runs of other code, and disturbed runs."""
+    warnings = [note for note in ledger.notes if note.startswith("warning: ")]
+    is_mixed = any("are of other code" in note for note in warnings)
+    num_disturbed = sum(note.endswith("; it counts") for note in warnings)
+    parts = ["some runs are of other code than the rest"] * is_mixed
+    parts += [f"{counted(num_disturbed, 'run')} counted though disturbed"] * bool(num_disturbed)
+    return f"; {', '.join(parts)}" if parts else ""
 
 
 def describe_tuned(benchmark: str) -> str:

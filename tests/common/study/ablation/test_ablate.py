@@ -32,7 +32,17 @@ from tests.command import one_line, ttt_here
 
 BERT = ("language_bert", "optimized", "--size", "mini")
 IN_BF16 = ("precision=bf16", "evaluation_precision=bf16")  # else a processor without it drops a method
-TINY = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba", "--turns", "6", "--target", "0.02")
+TINY = (
+    "--set",
+    *IN_BF16,
+    "max_duration=20ba",
+    "--set",
+    "schedule.warmup=5ba",
+    "--turns",
+    "6",
+    "--target",
+    "0.02",
+)
 
 
 def switches(benchmark, build=lambda config: None, settings=()):
