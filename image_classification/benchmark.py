@@ -101,7 +101,7 @@ class Benchmark(benchmark.Benchmark):
     def noise(self, num_samples: int, size_px: int) -> Batch:
         """Return noise in the layout and dtype of the loader's batches, so that training compiles nothing.
 
-        Images repeat after NUM_DRAWN: a generator draws on one core, 0.6 s for 256 images at 224 px.
+        Images repeat after NUM_DRAWN: a generator draws on one core, and a large batch would take seconds.
         """
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(min(num_samples, NUM_DRAWN), 3, size_px, size_px, generator=generator)

@@ -10,7 +10,7 @@ of ResNet-18 at 56 pixels gained most on the two processors measured, with and w
 (results/throughput: 2cpu-Xeon-e40d2b, 2cpu-EPYC-c82af2).
 Relieves. Forward pass, backward pass: convolutions of small images.
 When not. Larger outputs: patches of a 3 x 3 convolution hold a pixel nine times, and oneDNN is as fast. In
-float32 nothing was gained at 112 pixels.
+float32 one bench gained nothing at 84 and 112 pixels.
 Use. With the model: `apply_im2col(model)`.
 Source. Chellapilla, Puri and Simard 2006, High Performance Convolutional Neural Networks for Document
 Processing, https://inria.hal.science/inria-00112631.

@@ -1,7 +1,6 @@
 """Compute the masked-LM head for masked tokens only.
 
-What. Runs the transform and the product with the vocabulary on the M masked tokens (20 % in
-`optimized`) instead of all.
+What. Runs the transform and the product with the vocabulary on the M masked tokens alone.
 Effect on quality. None: other positions have no label.
 Effect on time. The head is a large part of a small model; at BERT-large it is 9 % of the baseline's
 arithmetic.
