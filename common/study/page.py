@@ -90,9 +90,7 @@ def describe_searched() -> str:
         unsure = "" if is_shown else ", not shown to differ from 1"
         changed = any(trial.settings for trial in best.values())
         unchanged = "" if changed else ", where no trial beat the recipes"
-        parts.append(
-            f"{name} {factor}{unsure}{unchanged}{trials.note_disturbed(best, *best).replace(';', ',')}"
-        )
+        parts.append(f"{name} {factor}{unsure}{unchanged}{trials.note_disturbed(best, *best)}")
     ((num_trials, num_runs),) = numbers
     where = "[findings](common/study/README.md#findings-at-size-mini)"
     what = f"The best of {num_trials} trials of hyperparameters on both sides, {num_runs} runs each"

@@ -165,10 +165,10 @@ def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:
 
 
 def note_disturbed(best: Mapping[str, Trial], *names: str) -> str:
-    """Count the disturbed runs of best trials, as a part of a sentence; '' for none."""
-    trials = {name: best[name] for name in names if best[name].disturbed}
-    counts = [f"{counted(len(trial.disturbed), 'run')} of {name}" for name, trial in trials.items()]
-    return f"; disturbed, and counted: {' and '.join(counts)}" * bool(counts)
+    """Count the disturbed runs of best trials, as the end of a sentence; '' for none."""
+    disturbed = {name: len(best[name].disturbed) for name in names if best[name].disturbed}
+    counts = [f"{counted(number, 'disturbed run')} of {name}" for name, number in disturbed.items()]
+    return f", counting {' and '.join(counts)}" * bool(counts)
 
 
 def compare(slow: Trial, fast: Trial) -> tuple[str, bool]:

@@ -93,7 +93,7 @@ def test_disturbed_runs_of_the_best_trials_are_named():
     slow = trials.Trial(settings=(), minutes=(3.0, 3.1), samples=(1.0, 1.0), disturbed=("2.0 times slower",))
     fast = replace(slow, minutes=(1.0, 1.1), disturbed=())
     (line,) = trials.describe_best({"baseline": [slow], "optimized": [fast]})
-    assert line.endswith("by 2 runs of each; disturbed, and counted: 1 run of baseline.")
+    assert line.endswith("by 2 runs of each, counting 1 disturbed run of baseline.")
 
 
 def test_a_gain_by_one_run_of_each_trial_is_not_shown():
