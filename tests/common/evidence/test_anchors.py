@@ -99,7 +99,7 @@ def test_missing_and_late_replies_are_counted_in_a_warning(folder):
     change_line(folder, 4, lambda fields: None)
     _, findings = audit_anchors(folder)
     assert {(finding.rule, finding.severity) for finding in findings} == {("N905", "warning")}
-    ends = ("result_0.txt line 62 (eval_accuracy)", "1 came more than 2 s late and bound no interval")
+    ends = ("result_0.txt line 63 (eval_accuracy)", "1 came more than 2 s late and bound no interval")
     assert all(f"{end}; rule: " in finding.message for end, finding in zip(ends, findings, strict=True))
     assert "2 of 8 have none, 1 without a reason" in findings[0].message
 
