@@ -11,9 +11,9 @@ from common.evidence.rules import RULES, Found, Rule
 from common.evidence.rules.copies import SetAndStudies
 from common.evidence.rules.rounds import ChosenRound
 from common.evidence.rules.sets import is_of_study
-from common.evidence.rules.systems import describe_set
 from common.evidence.sealed.anchors import read_anchored
 from common.evidence.sealed.runs import read_sealing
+from common.evidence.system import describe_set
 
 SPELLED_OUT = {"RCP": "reference convergence points (RCP)"}
 MAX_FOUND = 10  # findings of one rule in one log

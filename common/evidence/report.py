@@ -23,8 +23,8 @@ from common.evidence.log import Log, RunSet
 from common.evidence.page import fill_template, save_page
 from common.evidence.plots import ascii_name, draw, draw_quality
 from common.evidence.records import counted, printable
-from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import BASELINE, Score, Speedup, baseline_of, name_processors, score, speedups
+from common.evidence.system import describe_set, fields_of
 from common.evidence.text import between, duration, notes, number, score_cells
 from common.files import existing_folder, explain_os_error
 
@@ -182,9 +182,8 @@ def _answer_alone(entry: Score, minutes: str, baseline: Score | None, scores: Se
     answer = f"{name} reaches the target{at} in {minutes}."
     if name == BASELINE:
         return answer
-    why = f"no single {BASELINE} lies beside it" if targets else f"no {BASELINE} was scored on this hardware"
-    why = name_processors(entry, scores) or why
-    return f"{answer} It is not compared: {why}."
+    lack = f"no single {BASELINE} lies beside it" if targets else f"no {BASELINE} was scored on this hardware"
+    return f"{answer} It is not compared: {name_processors(entry, scores) or lack}."
 
 
 def _section(checked: Sequence[tuple[RunSet, Score]], faster: dict[str, Speedup]) -> dict[str, Any]:

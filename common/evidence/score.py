@@ -21,8 +21,6 @@ from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
 from common.evidence.records import finite, printable
-from common.evidence.rules.systems import instructions_of, processor_of
-from common.evidence.system import are_processors_others
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 COLOURED_FIRST = (BASELINE, "optimized", "closed")  # have the same colours in all pictures
@@ -69,9 +67,14 @@ class Score:
         """The facts that two scores share before they are compared."""
         return self.benchmark, self.is_proxy, self.hardware
 
+    @property
+    def machine(self) -> str:
+        return f"{self.processor} {self.instructions}".strip()
+
     def is_of_other_processor(self, other: "Score") -> bool:
-        pair = {self.instructions, other.instructions}
-        return are_processors_others(self.processor, other.processor) or ("" not in pair and len(pair) > 1)
+        if system.are_processors_others(self.processor, other.processor):
+            return True
+        return self.instructions != other.instructions and bool(self.instructions and other.instructions)
 
     @property
     def run_minutes(self) -> tuple[float, ...]:
@@ -203,8 +206,8 @@ def score(run_set: RunSet, *, include_resumed: bool = False, include_disturbed: 
         source=run_set.folder,
         mixture=mixture,
         scaling_factor=factor,
-        processor=processor_of(run_set),
-        instructions=instructions_of(lead),
+        processor=system.processor_of(run_set),
+        instructions=system.instructions_of(lead),
         disturbed=tuple(f"{printable(path)}: {text}" for path, text in disturbances.items()),
         missed=tuple(f"{printable(log.path)}: {why}" for log in logs if (why := why_missed(log))),
     )
@@ -346,9 +349,8 @@ def name_processors(entry: Score, scores: Sequence[Score]) -> str:
     baselines = baselines_for(entry, scores)
     if not baselines or not all(s.is_of_other_processor(entry) for s in baselines):
         return ""
-    theirs = sorted({f"{s.processor} {s.instructions}".strip() for s in baselines})
-    here = f"{entry.processor} {entry.instructions}".strip()
-    return f"{BASELINE} ran on {' or '.join(theirs)}, {entry.configuration} on {here}"
+    theirs = sorted({s.machine for s in baselines})
+    return f"{BASELINE} ran on {' or '.join(theirs)}, {entry.configuration} on {entry.machine}"
 
 
 def score_json(score: Score, speedup: Speedup | None = None) -> dict[str, object]:

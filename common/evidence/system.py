@@ -8,9 +8,12 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from common import yaml_file
 from common.errors import UserError, nearest
+from common.evidence.log import Log, RunSet
+from common.evidence.paths import label
 from common.evidence.records import TOO_DEEP, finite, has_many_brackets, printable, read_bytes, unique
 
 EXAMPLES = {  # MLPerf's fields, each with an example or the source that tells it
@@ -81,6 +84,7 @@ OPEN = re.compile(
 )  # values that state nothing
 GENERIC = frozenset(["r", "tm", "cpu", "processor", "core", "with", "amd", "intel"])  # of most processors
 SUCH_AS = "<such as "  # begins the placeholder of `missing_lines`
+INSTRUCTIONS = ("capability", "bf16_instructions")  # of the record of a processor
 MAX_BYTES = 2**20
 MAX_LENGTH = 4000  # characters of one value
 
@@ -247,3 +251,49 @@ def read_facts(path: Path) -> dict[str, object]:
         for field, value in document.values.items()
         if not str(value).startswith((NOT_COLLECTED, SUCH_AS))
     }
+
+
+class Described(NamedTuple):
+    """A run set, its description, and what is wrong with the file. `path` is a label."""
+
+    run_set: RunSet
+    path: str
+    description: object
+    why: str = ""
+
+
+def describe_set(run_set: RunSet) -> Described | None:
+    """Return a run set with its description; None where no folder systems/ lies with the results."""
+    folder = run_set.systems_folder
+    if folder is None or not folder.is_dir():
+        return None
+    return read_description(folder / f"{run_set.lead.folders[0]}.json", run_set)
+
+
+def read_description(path: Path, run_set: RunSet) -> Described:
+    """Return a run set with the description in a file, or why it cannot be read."""
+    why = ""
+    for takes_repeated in (False, True):
+        try:
+            return Described(run_set, label(path), read(path, takes_repeated=takes_repeated), why)
+        except ValueError as error:
+            why = why or str(error)
+    return Described(run_set, label(path), None, why)
+
+
+def fields_of(subject: Described | None) -> Mapping[str, object]:
+    return subject.description if subject and isinstance(subject.description, Mapping) else {}
+
+
+def processor_of(run_set: RunSet) -> str:
+    """Name the processor that trained, by log or description; '' on accelerators or if neither states it."""
+    if run_set.lead.value("num_accelerators") != 0:
+        return ""
+    return run_set.lead.text("processor") or processor_model(fields_of(describe_set(run_set)))
+
+
+def instructions_of(log: Log) -> str:
+    """Return what a log recorded of the instructions of its processor, safe to show; '' without a record."""
+    event = log.first("processor")
+    stated = [event.metadata[name] for name in INSTRUCTIONS if name in event.metadata] if event else []
+    return printable(stated) if stated else ""

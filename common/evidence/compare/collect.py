@@ -21,8 +21,8 @@ from common.evidence.compare.reproduce import first_reaching
 from common.evidence.log import TARGETS, Log, RunSet, load
 from common.evidence.paths import find_sets
 from common.evidence.records import finite
-from common.evidence.rules.systems import describe_set, fields_of
 from common.evidence.score import Run, olympic_mean, run_of
+from common.evidence.system import describe_set, fields_of
 from common.repository import digest_text
 
 Entry = dict[str, Any]

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from common.evidence.log import Log, RunSet
 from common.evidence.records import finite
-from common.evidence.rules.systems import describe_set, fields_of
-from common.evidence.system import open_reason
+from common.evidence.system import describe_set, fields_of, open_reason
 
 KIND = re.compile(r"\b[ABH][0-9]+|Xeon")
 MEMORY = re.compile(r"(?<![0-9.])([0-9]+)(?:\.[0-9]+)? ?Gi?B", re.IGNORECASE)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from common.evidence.log import ABORTED, Log, RunSet
 from common.evidence.recipes import software
 from common.evidence.records import Event, finite, printable
-from common.evidence.rules.systems import describe_set, fields_of, instructions_of
+from common.evidence.system import describe_set, fields_of, instructions_of
 
 LOSS, ACCURACY, DATA, END = "train_loss", "eval_accuracy", "dataset_fingerprint", "run_stop"
 PLACES = ("epoch_num", "samples")  # of a record, in its metadata

@@ -30,7 +30,7 @@ from common.evidence.rules.rule import (
     state,
     time_of,
 )
-from common.evidence.rules.systems import instructions_of
+from common.evidence.system import instructions_of
 
 RUN_SETS = "rules: Benchmark Results"
 HYPERPARAMETERS = "rules: Hyperparameters"

@@ -2,76 +2,27 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from common.evidence.log import Log, RunSet
-from common.evidence.paths import label
 from common.evidence.records import finite, printable
 from common.evidence.rules.rule import Found, rule
 from common.evidence.system import (
     FIELDS,
     STATUS,
+    Described,
     are_processors_others,
     field_fault,
+    fields_of,
     open_fields,
     problems,
     processor_model,
-    read,
 )
 
-INSTRUCTIONS = ("capability", "bf16_instructions")  # of the record of a processor
 Description = dict[str, Any]
-
-
-class Described(NamedTuple):
-    """A run set, its description, and what is wrong with the file. `path` is a label."""
-
-    run_set: RunSet
-    path: str
-    description: object
-    why: str = ""
-
-
-def describe_set(run_set: RunSet) -> Described | None:
-    """Return a run set with its description; None where no folder systems/ lies with the results."""
-    folder = run_set.systems_folder
-    if folder is None or not folder.is_dir():
-        return None
-    return read_description(folder / f"{run_set.lead.folders[0]}.json", run_set)
-
-
-def read_description(path: Path, run_set: RunSet) -> Described:
-    """Return a run set with the description in a file, or why it cannot be read."""
-    why = ""
-    for takes_repeated in (False, True):
-        try:
-            return Described(run_set, label(path), read(path, takes_repeated=takes_repeated), why)
-        except ValueError as error:
-            why = why or str(error)
-    return Described(run_set, label(path), None, why)
 
 
 def change(**fields: object) -> Callable[[Description], Description]:
     return lambda description: description | fields
-
-
-def fields_of(subject: Described | None) -> Mapping[str, object]:
-    return subject.description if subject and isinstance(subject.description, Mapping) else {}
-
-
-def processor_of(run_set: RunSet) -> str:
-    """Name the processor that trained, by log or description; '' on accelerators or if neither states it."""
-    if run_set.lead.value("num_accelerators") != 0:
-        return ""
-    return run_set.lead.text("processor") or processor_model(fields_of(describe_set(run_set)))
-
-
-def instructions_of(log: Log) -> str:
-    """Return what a log recorded of the instructions of its processor, safe to show; '' without a record."""
-    event = log.first("processor")
-    stated = [event.metadata[name] for name in INSTRUCTIONS if name in event.metadata] if event else []
-    return printable(stated) if stated else ""
 
 
 @rule("Y601", "error", "submission rules: directories", breaks=lambda description: [description])

@@ -21,7 +21,6 @@ from common.evidence.audit import Finding, audit, audit_sets, find_broken_rules
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import UNCOUNTED, label
 from common.evidence.records import counted, printable
-from common.evidence.rules.systems import read_description
 from common.evidence.sealed.chain import digest, is_chained
 from common.evidence.sealed.runs import read_sealing
 from common.evidence.sealed.seal import SEAL
@@ -29,6 +28,7 @@ from common.evidence.submission import official
 from common.evidence.submission.leaks import leaks
 from common.evidence.submission.material import SEALED_FILES, Entry, implementation_readme, material
 from common.evidence.submission.snapshot import Item, code, installed, logged_commit, resolve, tracked
+from common.evidence.system import read_description
 from common.files import explain_os_error, undo_on_failure
 from common.repository import STATE
 

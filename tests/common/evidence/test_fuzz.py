@@ -13,8 +13,8 @@ from common.evidence.audit import audit, audit_sets, find_broken_rules
 from common.evidence.log import RunSet, parse_log, split_lines
 from common.evidence.records import TOKEN, Event, decode_all, parse_record
 from common.evidence.rules.rule import add
-from common.evidence.rules.systems import Described
 from common.evidence.score import score
+from common.evidence.system import Described
 from tests.committed import committed_results
 
 NUM_INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))

@@ -22,7 +22,7 @@ from common.evidence.rules.rule import (
     shift_from,
     shift_record,
 )
-from common.evidence.rules.systems import Described
+from common.evidence.system import Described
 from tests.common.evidence.anchored import stamped
 from tests.common.evidence.conftest import of_another_suite
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
