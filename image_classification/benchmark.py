@@ -105,7 +105,7 @@ class Benchmark(benchmark.Benchmark):
         """
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(min(num_samples, NUM_DRAWN), 3, size_px, size_px, generator=generator)
-        images = drawn.repeat(-(-num_samples // NUM_DRAWN), 1, 1, 1)[:num_samples]
+        images = drawn[torch.arange(num_samples) % NUM_DRAWN]
         labels = torch.randint(self.config.model.num_classes, (num_samples,), generator=generator)
         images = images.to(self.image_dtype, memory_format=torch.channels_last)
         return Batch(inputs={"x": images}, targets={"labels": labels}, num_samples=num_samples)

@@ -109,13 +109,9 @@ def describe_ablation(stem: str) -> str:
 
 
 def describe_warnings(ledger: Ledger) -> str:
-    """Say what the notes of a ledger warn of: runs of other code, and disturbed runs."""
-    warnings = [note for note in ledger.notes if note.startswith("warning: ")]
-    is_mixed = any("are of other code" in note for note in warnings)
-    num_disturbed = sum(note.endswith("; it counts") for note in warnings)
-    parts = ["some runs are of other code than the rest"] * is_mixed
-    parts += [f"{counted(num_disturbed, 'run')} counted though disturbed"] * bool(num_disturbed)
-    return f"; {', '.join(parts)}" if parts else ""
+    """Count the warnings among the notes of a ledger; '' without one (`cells.list_warnings`)."""
+    number = sum(note.startswith("warning: ") for note in ledger.notes)
+    return f"; {counted(number, 'warning')} of mixed code and disturbed runs" * bool(number)
 
 
 def describe_tuned(benchmark: str) -> str:
