@@ -27,7 +27,7 @@ from common.yaml_file import parse_head
 from tests.command import run
 from tests.command import ttt_here as ttt
 
-SECONDS = 2  # of processor time beside twice what the start of a command takes
+SECONDS = 1  # of processor time beside what a good log takes
 MEGABYTES = 200
 MEASURE = """
 import json, resource, subprocess, sys
@@ -51,15 +51,16 @@ def measured(*arguments, cwd):
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory):
-    """Return `ttt` that may take two seconds more than two of its starts, and 200 MB."""
-    starts = {}
+def limited(golden, tmp_path_factory):
+    """Return `ttt` that may take a second more than with a good log, and 200 MB."""
+    good = golden.write(tmp_path_factory.mktemp("good"), [golden.log()])
+    usual = {}
 
     def run_limited(verb, *arguments, cwd):
-        if verb not in starts:
-            starts[verb] = measured(verb, "nothing.txt", cwd=tmp_path_factory.mktemp("empty"))[1]
+        if verb not in usual:
+            usual[verb] = measured(verb, "result_0.txt", cwd=good)[1]
         done, seconds, megabytes = measured(verb, *arguments, cwd=cwd)
-        assert seconds < 2 * starts[verb] + SECONDS and megabytes < MEGABYTES, (seconds, megabytes)
+        assert seconds < usual[verb] + SECONDS and megabytes < MEGABYTES, (seconds, megabytes)
         assert "Traceback" not in done.stderr
         return done
 

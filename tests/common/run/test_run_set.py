@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.evidence.sealed.seal import read_sealed
 from common.repository import ROOT
 from common.run import launch, run_sets, supervision
+from common.training import load as loading
 from common.training.load import load_config
 
 pytestmark = pytest.mark.usefixtures("usual_threads")
@@ -92,10 +93,12 @@ def test_a_study_made_before_a_key_existed_is_continued(benchmark, name, key, tm
         run_sets.find_missing_runs(replace(run_set, loaded=halved))
 
 
-def test_a_resumed_run_does_not_fill_a_set(tmp_path):
+def test_a_resumed_run_does_not_fill_a_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "fast_precision", lambda: "bf16")  # that of the committed runs
     run_set = planned("language_bert", tmp_path, "precision=bf16", "evaluation_precision=bf16", runs="2")
+    assert run_set.title == "language_bert baseline mini (a proxy)"
     run_set.directory.mkdir(parents=True)
-    source = ROOT / "results/reference-2cpu-mini-baseline/bert"
+    source = ROOT / "results" / run_set.system / "bert"
     whole = (source / "result_0.txt").read_text()
     resumed = re.sub(r'(.*"key": )"seed"(.*\n)', r'\g<0>\1"resumed"\2', whole)
     for number, text in enumerate((whole, resumed)):

@@ -31,18 +31,15 @@ from common.training import load
 from tests.command import one_line, ttt_here
 
 BERT = ("language_bert", "optimized", "--size", "mini")
-IN_BF16 = ("precision=bf16", "evaluation_precision=bf16")  # else a processor without it drops a method
-TINY = (
-    "--set",
-    *IN_BF16,
-    "max_duration=20ba",
-    "--set",
-    "schedule.warmup=5ba",
-    "--turns",
-    "6",
-    "--target",
-    "0.02",
-)
+TINY = ("--set", "max_duration=20ba", "--set", "schedule.warmup=5ba", "--turns", "6", "--target", "0.02")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_bf16():
+    """Take the precision of the committed runs, also on a processor that only emulates it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "fast_precision", lambda: "bf16")
+        yield
 
 
 def switches(benchmark, build=lambda config: None, settings=()):
@@ -51,7 +48,7 @@ def switches(benchmark, build=lambda config: None, settings=()):
 
 @pytest.fixture(scope="module")
 def bert():
-    return switches("language_bert", buildable, IN_BF16)
+    return switches("language_bert", buildable)
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +244,15 @@ def test_turns_are_enough_to_show_an_effect_after_the_correction_for_all_switche
         assert least < 0.05 <= fewer
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_method_that_drops_itself_at_the_chosen_precision_is_no_switch(precision):
+    chosen = switches("language_bert", settings=[f"precision={precision}"])
+    names = {switch.name for switch in chosen.switches}
+    assert ("low_precision_layernorm" in names) == (precision == "bf16")
+
+
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path):
-    done = ttt_here("ablate", *BERT, "--set", *IN_BF16, "--dry-run", "--turns", "6", "--results", tmp_path)
+    done = ttt_here("ablate", *BERT, "--dry-run", "--turns", "6", "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fused_qkv: with unpad (needs unpad before it)" in done.stdout
     assert "8 turns instead of 6: fewer cannot show an effect on throughput" in done.stdout
@@ -299,7 +303,7 @@ def test_a_file_that_is_no_ledger_is_told_not_raised(tmp_path, content):
     assert isinstance(read_ledger(path), str)
 
 
-@pytest.mark.skipif(not hardware.bf16_instructions(), reason="the states were made in bf16")
+@pytest.mark.skipif(not hardware.bf16_instructions(), reason="such a processor rounds otherwise")
 def test_the_committed_ledger_is_what_finished_runs_and_kept_steps_answer(tmp_path):
     committed = ROOT / "results/study/ablate-optimized"
     shutil.copytree(committed, tmp_path / "study/ablate-optimized")
