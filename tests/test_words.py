@@ -159,7 +159,7 @@ def test_a_shell_completes_verbs_benchmarks_configurations_and_sizes(tmp_path):
         "ttt ": set(COMMANDS),
         "ttt re": {"report", "reproduce"},
         "ttt run b": {"bert"},
-        "ttt run bert opt": {"optimized", "optimized_fp8"},
+        "ttt run bert opt": {"optimized", "optimized_fp8", "optimized_muon"},
         "ttt run resnet opt": {"optimized", "optimized_short"},
         "ttt run bert optimized --size ": {"full", "mini"},
         "ttt inspect k": {"kernels"},
