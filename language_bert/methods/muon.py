@@ -43,23 +43,26 @@ def hidden_matrices(model: Any) -> list[nn.Parameter]:
 def orthogonalize(matrices: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Return the matrices with singular values of about 1 (0.68 to 1.21), computed in `dtype`.
 
-    Singular values below a thousandth of the largest stay smaller. Matrices of one shape, in either
+    Singular values below 0.002 of a matrix's Frobenius norm stay smaller. Matrices of one shape, in either
     orientation, are computed together.
     """
-    by_shape = defaultdict[tuple[int, ...], list[int]](list)
-    for number, matrix in enumerate(matrices):
-        by_shape[tuple(sorted(matrix.shape))].append(number)
-    results = list(matrices)
+    results = [make_wide(matrix) for matrix in matrices]
+    by_shape = defaultdict[torch.Size, list[int]](list)
+    for number, matrix in enumerate(results):
+        by_shape[matrix.shape].append(number)
     a, b, c = COEFFICIENTS
     for numbers in by_shape.values():
-        x = torch.stack([make_wide(matrices[number]) for number in numbers])
+        x = torch.stack([results[number] for number in numbers])
         x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)).to(dtype)
         for _ in range(NUM_ITERATIONS):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
         for number, result in zip(numbers, x, strict=True):
-            results[number] = result if make_wide(matrices[number]) is matrices[number] else result.mT
-    return results
+            results[number] = result
+    return [
+        result if result.shape == matrix.shape else result.mT
+        for result, matrix in zip(results, matrices, strict=True)
+    ]
 
 
 def make_wide(matrix: Tensor) -> Tensor:
@@ -147,14 +150,11 @@ class Muon(Method):
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not {id(matrix) for matrix in self.matrices} <= trained:
             self.refuse("a method after it replaces layers", hint="list muon last")
-        config, settings = self.config.optimizer, self.settings.model_dump()
         return MuonAdamW(
-            optimizer.param_groups,
+            optimizer.param_groups,  # with the settings of AdamW
             self.matrices,
-            lr=config.learning_rate,
-            betas=(config.momentum, config.beta2),
-            eps=config.epsilon,
-            weight_decay=config.weight_decay,
+            lr=self.config.optimizer.learning_rate,
+            weight_decay=self.config.optimizer.weight_decay,
             dtype=torch.float32 if self.config.precision == "fp32" else torch.bfloat16,
-            **settings,
+            **self.settings.model_dump(),
         )
