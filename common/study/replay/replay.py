@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -162,9 +162,9 @@ def read_commit(commit: str, *words: str) -> bytes:
 
 def unpack_commit(commit: str, folder: Path) -> Path:
     """Unpack the files of a commit, without its results, and link the data beside them; returns `folder`."""
-    archive = read_commit(commit, "archive", commit, "--", ".", ":!results")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+    archive = read_commit(commit, "archive", "--format=zip", "-0", commit, "--", ".", ":!results")
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(folder)
     (folder / "data").symlink_to(repository.data_folder())  # code that knows no TTT_DATA reads there
     return folder
 
