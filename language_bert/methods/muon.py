@@ -1,13 +1,13 @@
 """Muon for matrices, AdamW for the rest.
 
 What. A weight matrix of the encoder or of the head's transform moves by its momentum with all singular values
-set to about 1, in five Newton-Schulz iterations. AdamW keeps embeddings, biases and norms.
+set to about 1, in a few Newton-Schulz iterations. AdamW keeps embeddings, biases and norms.
 Effect on quality. Published, from random weights: AdamW's loss in half of the compute. From weights that Adam
 trained, as BERT's checkpoint, published results are equal or worse.
-Effect on time. Fifteen matrix products a step for each matrix, however large the batch; every rank computes
-all of them. One average per weight instead of AdamW's two.
+Effect on time. Three matrix products an iteration for each matrix, however large the batch; every rank
+computes all of them. One average per weight instead of AdamW's two.
 Relieves. Number of steps.
-When not. Small batches of short sequences, where the fifteen products are a large part of a step.
+When not. Small batches of short sequences, where these products are a large part of a step.
 Use. With the optimizer: `optimizer = MuonAdamW(model.parameters(), hidden_matrices(model), lr=1e-3)`.
 Source. Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; size of the steps: Liu et al. 2025,
 https://arxiv.org/abs/2502.16982; from checkpoints of Adam: https://arxiv.org/abs/2605.10468 and
@@ -29,7 +29,6 @@ from torch.optim import AdamW, Optimizer
 from common.config.schema import RunConfig, Strict
 from common.training.method import Method
 
-NUM_ITERATIONS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's: small singular values grow fast, none exceeds 1.21
 STEP_RMS = 0.2  # of an element, times the learning rate: as large as AdamW's steps are; Liu et al.
 
@@ -40,11 +39,13 @@ def hidden_matrices(model: Any) -> list[nn.Parameter]:
     return [*encoder, model.cls.predictions.transform.dense.weight]
 
 
-def orthogonalize(matrices: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def orthogonalize(
+    matrices: Sequence[Tensor], dtype: torch.dtype = torch.float32, iterations: int = 5
+) -> list[Tensor]:
     """Return the matrices with singular values of about 1 (0.68 to 1.21), computed in `dtype`.
 
-    Singular values below 0.002 of a matrix's Frobenius norm stay smaller. Matrices of one shape, in either
-    orientation, are computed together.
+    Singular values below 0.002 of a matrix's Frobenius norm stay smaller, after three iterations those below
+    0.02 of it. Matrices of one shape, in either orientation, are computed together.
     """
     results = [make_wide(matrix) for matrix in matrices]
     by_shape = defaultdict[torch.Size, list[int]](list)
@@ -54,7 +55,7 @@ def orthogonalize(matrices: Sequence[Tensor], dtype: torch.dtype = torch.float32
     for numbers in by_shape.values():
         x = torch.stack([results[number] for number in numbers])
         x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)).to(dtype)
-        for _ in range(NUM_ITERATIONS):
+        for _ in range(iterations):
             gram = x @ x.mT
             x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
         for number, result in zip(numbers, x, strict=True):
@@ -86,6 +87,7 @@ class MuonAdamW(AdamW):
         lr: float,
         rate_ratio: float = 1.0,
         momentum: float = 0.95,
+        iterations: int = 5,
         dtype: torch.dtype = torch.float32,
         **settings: Any,
     ) -> None:
@@ -96,7 +98,7 @@ class MuonAdamW(AdamW):
         left = [group | {"params": some} for group, some in zip(groups, others, strict=True) if some]
         super().__init__(left, lr=lr, fused=True, **settings)
         self.add_param_group({"params": list(matrices), "lr": lr * rate_ratio, "momentum": momentum})
-        self.dtype = dtype
+        self.iterations, self.dtype = iterations, dtype
         self._step_supports_amp_scaling = False  # a GradScaler then skips the whole step after an overflow
 
     @torch.no_grad()
@@ -124,7 +126,8 @@ class MuonAdamW(AdamW):
                 self.state[matrix] = {"step": torch.zeros(()), "exp_avg": torch.zeros_like(matrix)}
         averages = [self.state[matrix]["exp_avg"] for matrix in matrices]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
-        steps = orthogonalize(torch._foreach_lerp(gradients, averages, group["momentum"]), self.dtype)
+        nesterov = torch._foreach_lerp(gradients, averages, group["momentum"])
+        steps = orthogonalize(nesterov, self.dtype, self.iterations)
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         for matrix, step in zip(matrices, steps, strict=True):
             matrix.add_(step, alpha=-group["lr"] * STEP_RMS * math.sqrt(max(matrix.shape)))
@@ -136,6 +139,9 @@ class Muon(Method):
             default=1.0, gt=0, description="learning rate of the matrices over `optimizer.learning_rate`"
         )
         momentum: float = Field(default=0.95, ge=0, lt=1, description="of the matrices")
+        iterations: int = Field(
+            default=5, ge=1, description="of Newton and Schulz: fewer are faster and less exact"
+        )
 
     def configure(self, config: RunConfig) -> RunConfig:
         if config.optimizer.name != "adamw":

@@ -18,12 +18,14 @@ from tests.language_bert.test_parity import make_model
 SETTINGS = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.98), "eps": 1e-6}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_singular_vectors_stay_and_singular_values_become_about_one(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "iterations"), [(torch.float32, 5), (torch.bfloat16, 5), (torch.float32, 3)]
+)
+def test_singular_vectors_stay_and_singular_values_become_about_one(dtype, iterations):
     torch.manual_seed(0)
     matrices = [torch.randn(shape) for shape in [(8, 20), (20, 8), (12, 12), (8, 20)]]
     matrices.append(1e-3 * matrices[2])  # their size does not matter
-    for matrix, result in zip(matrices, orthogonalize(matrices, dtype), strict=True):
+    for matrix, result in zip(matrices, orthogonalize(matrices, dtype, iterations), strict=True):
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         inner = left.mT @ result.float() @ right.mT
         assert inner.diagonal().min() > 0.6 and inner.diagonal().max() < 1.3
@@ -127,10 +129,11 @@ def train(*settings):
     return training
 
 
-def test_the_method_gives_the_matrices_their_own_rate():
+def test_the_method_gives_the_matrices_their_own_rate_and_iterations():
     training = train()
     rest, matrices = training.optimizer.param_groups
     assert (rest["lr"], matrices["lr"], matrices["momentum"]) == pytest.approx((0.002, 0.01, 0.9))
+    assert training.optimizer.iterations == 3
     assert rest["betas"] == (0.9, 0.98) and len(matrices["params"]) == 5  # one projection for three
     kept = {*map(id, training.model.parameters())}
     assert {id(each) for group in (rest, matrices) for each in group["params"]} == kept
