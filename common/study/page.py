@@ -24,6 +24,7 @@ from common.files import save_text
 from common.repository import ROOT
 from common.study import simulations, trials
 from common.study.ablation.measurements import Groups, log_samples
+from common.study.compare.report import Comparison, limits_of
 from common.study.curves import Answers
 from common.study.sweep import describe_comparisons, with_bound
 
@@ -32,6 +33,7 @@ TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
 STUDIES = ROOT / "results" / "study"
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
+COMPARED = {"BERT": "compare-baseline-optimized_muon/bert-mini"}
 TUNED = {"BERT": "bert", "ResNet": "resnet"}
 KEPT = re.compile(
     r"^#   (\S.*?)  +(\S+x \([^)]*\))  .*  kept  ", re.M
@@ -112,6 +114,22 @@ def describe_warnings(ledger: Ledger) -> str:
     """Count the warnings among the notes of a ledger; '' without one (`cells.list_warnings`)."""
     number = sum(note.startswith("warning: ") for note in ledger.notes)
     return f"; {counted(number, 'warning')} of mixed code and disturbed runs" * bool(number)
+
+
+def describe_compared(stem: str) -> str:
+    """Describe a committed comparison of time and samples, by runs to the target."""
+    path = STUDIES / f"{stem}.json"
+    comparison = TypeAdapter(Comparison).validate_json(path.read_bytes())
+    one, other = comparison.names
+    parts, factors = [], []
+    for result in comparison.results:
+        assert result.value is not None
+        factors.append(1 / result.value)
+        parts.append(f"{limits_of(result)} of the {result.measure.what} of `{one}` ({result.verdict})")
+    link = f"([comparison](../../results/study/{stem}.json))"
+    pairs = f"by {counted(comparison.num_pairs, 'pair')} of runs"
+    shares = f"`{other}` reaches the target in {' and '.join(parts)}"
+    return f": {shares}, so {factors[0]:.2f}x as fast, {pairs} {link}."
 
 
 def describe_tuned(benchmark: str) -> str:
@@ -197,6 +215,7 @@ BLOCKS = {
     "sweeps": partial(list_items, SWEEPS, describe_sweep),
     "trials": partial(list_items, SWEEPS, describe_trials),
     "ablations": partial(list_items, ABLATIONS, describe_ablation),
+    "compared": partial(list_items, COMPARED, describe_compared),
     "tuned": partial(list_items, TUNED, describe_tuned),
 }
 SIMULATED = {"simulations": simulations.TRUTHS, "limits": simulations.LIMITS}
