@@ -121,15 +121,15 @@ def describe_compared(stem: str) -> str:
     path = STUDIES / f"{stem}.json"
     comparison = TypeAdapter(Comparison).validate_json(path.read_bytes())
     one, other = comparison.names
-    parts, factors = [], []
-    for result in comparison.results:
-        assert result.value is not None
-        factors.append(1 / result.value)
-        parts.append(f"{limits_of(result)} of the {result.measure.what} of `{one}` ({result.verdict})")
-    link = f"([comparison](../../results/study/{stem}.json))"
+    parts = " and ".join(
+        f"{limits_of(result)} of the {result.measure.what} of `{one}` ({result.verdict})"
+        for result in comparison.results
+    )
+    time = comparison.results[0].value
+    assert time is not None
     pairs = f"by {counted(comparison.num_pairs, 'pair')} of runs"
-    shares = f"`{other}` reaches the target in {' and '.join(parts)}"
-    return f": {shares}, so {factors[0]:.2f}x as fast, {pairs} {link}."
+    link = f"([comparison](../../results/study/{stem}.json))"
+    return f": `{other}` reaches the target in {parts}, so {1 / time:.2f}x as fast, {pairs} {link}."
 
 
 def describe_tuned(benchmark: str) -> str:
