@@ -46,6 +46,7 @@ STATED = {  # record: the key of the configuration in the head of the log
     "train_samples": "data.num_train_samples",
     "eval_samples": "data.num_evaluation_samples",
 }
+NAMED_IN_OPTIMIZER = ("muon",)  # methods: with `optimizer.name: adamw` the record says muon_adamw
 ALSO_NEEDED = ("device", "num_accelerators", "num_ranks", "num_threads", "dataset_fingerprint")
 
 
@@ -60,18 +61,28 @@ def stated_settings(log: Log) -> dict[str, Any]:
 def records_repeat_the_head(log: Log) -> Iterator[Found]:
     """Target, size, batch, optimizer, methods, data and threads in the records are those of the head."""
     settings = stated_settings(log)
+    methods = methods_on(settings)
     stated = flat(settings)
+    if methods and "optimizer.name" in stated:
+        prefixes = [name for name in NAMED_IN_OPTIMIZER if name in methods]
+        stated["optimizer.name"] = "_".join([*prefixes, str(stated["optimizer.name"])])
     for key, name in STATED.items():
         event = log.first(key)
         if event and name in stated and not are_equal(event.value, stated[name]):
             yield Found(event.line, f"{key}: {contrast(event.value, stated[name])}")
-    if isinstance(methods := settings.get("methods"), dict):
-        yield from find_other_methods(
-            log, {name: value for name, value in methods.items() if value is not False}
-        )
+    if methods is not None:
+        yield from find_other_methods(log, methods)
     threads = log.first("num_threads")
     if threads and log.threads is not None and (finite(threads.value) or 0) > log.threads:
         yield Found(threads.line, f"num_threads: {contrast(threads.value, log.threads)}")
+
+
+def methods_on(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Leave out the methods that are off in a configuration; None if it states no methods."""
+    methods = settings.get("methods")
+    if not isinstance(methods, dict):
+        return None
+    return {name: value for name, value in methods.items() if value is not False}
 
 
 def contrast(recorded: object, stated: object) -> str:

@@ -1,6 +1,7 @@
 """Ten forgeries of each kind, made from real logs, are found by the rule that is meant to; true logs pass."""
 
 import random
+import re
 from functools import cache
 
 import pytest
@@ -71,3 +72,24 @@ def test_honest_logs_break_no_rule_of_arithmetic():
     audited = audit_paths([results, results / "study"])
     assert sum(len(entry.run_set.logs) for entry in audited) > 100
     assert [str(f) for entry in audited for f in entry.findings if f.rule in ARITHMETIC] == []
+
+
+@pytest.mark.parametrize(
+    ("configuration", "recorded", "is_found"),
+    [
+        ("optimized_muon", "muon_adamw", False),
+        ("optimized_muon", "adamw", True),
+        ("optimized_muon", "muon_lamb", True),
+        ("baseline", "adamw", False),
+        ("baseline", "muon_adamw", True),
+    ],
+)
+def test_the_record_names_the_optimizer_of_the_head_with_muon_if_that_is_on(
+    configuration, recorded, is_found
+):
+    study = committed_results() / "study" / "compare-baseline-optimized_muon"
+    (path,) = study.glob(f"*-mini-{configuration}/bert/result_0.txt")
+    text = re.sub(r'("key": "opt_name", "value": )"\w+"', rf'\1"{recorded}"', path.read_text())
+    log = parse_log(text.encode(), "result_0.txt")
+    assert f'"{recorded}"' in text
+    assert any(finding.rule == "K123" for finding in audit_log(log)) == is_found
