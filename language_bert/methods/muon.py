@@ -94,6 +94,8 @@ class MuonAdamW(AdamW):
         taken = {id(matrix) for matrix in matrices}
         given = list(parameters)
         groups = given if isinstance(given[0], dict) else [{"params": given}]
+        if not taken <= {id(one) for group in groups for one in group["params"]}:
+            raise ValueError("MuonAdamW: a matrix is not among the parameters")
         others = [[one for one in group["params"] if id(one) not in taken] for group in groups]
         left = [group | {"params": some} for group, some in zip(groups, others, strict=True) if some]
         super().__init__(left, lr=lr, fused=True, **settings)

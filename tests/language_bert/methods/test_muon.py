@@ -77,6 +77,12 @@ def test_steps_are_those_of_torch():
     assert optimizer_name(ours) == "muon_adamw"
 
 
+def test_a_matrix_that_is_not_trained_is_refused():
+    model, other = make_pair()
+    with pytest.raises(ValueError, match="a matrix is not among the parameters"):
+        MuonAdamW(model.parameters(), hidden_matrices(other), **SETTINGS)
+
+
 def test_a_schedule_scales_both_rates_and_groups_without_decay_stay():
     model = make_model(False)
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
