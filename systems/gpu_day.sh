@@ -3,7 +3,8 @@
 #   systems/gpu_day.sh                 all stages
 #   systems/gpu_day.sh check bert      some of them, each within 9 minutes
 # $PYTHON, else python3, has torch, torchvision, triton and transformers; the rest comes from wheels/ (wheels.sh).
-# One JSON a row goes to $OUT/<hardware>, else results/throughput/gpu_day/<hardware>; the page is report/gpu_day.html.
+# One JSON a row goes to $OUT/<hardware> and the page to $OUT/gpu_day.html; without OUT the rows go to
+# results/throughput/gpu_day/<hardware> and the page to report/.
 # Both are written after each row, and the stages that are worth most come first.
 # Exit code 1: a row was not ok. Without a GPU all rows run at size mini, as a rehearsal.
 set -euo pipefail

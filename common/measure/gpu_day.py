@@ -54,10 +54,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="systems/gpu_day.sh", description=__doc__)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {ROWS.name}; default: all")
     text = "folder of the rows' JSON files; default: $OUT, else results/throughput/gpu_day"
-    output = os.environ.get("OUT") or ROOT / "results" / "throughput" / "gpu_day"
+    out = os.environ.get("OUT")
+    output = out or ROOT / "results" / "throughput" / "gpu_day"
     parser.add_argument("--output", type=Path, default=output, help=text)
-    text = "the page of all rows; default: report/gpu_day.html"
-    parser.add_argument("--page", type=Path, default=ROOT / "report" / "gpu_day.html", help=text)
+    text = "the page of all rows; default: gpu_day.html in $OUT, else in report/"
+    parser.add_argument("--page", type=Path, default=Path(out or ROOT / "report") / "gpu_day.html", help=text)
     args = parser.parse_args()
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     memory_gb = torch.cuda.get_device_properties(0).total_memory / 1e9 if num_gpus else 0.0

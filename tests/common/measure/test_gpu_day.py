@@ -146,7 +146,7 @@ def test_no_option_is_required_and_each_has_its_text(monkeypatch, capsys):
         gpu_day.main()
     help_text = " ".join(capsys.readouterr().out.split())
     assert "[--output OUTPUT] [--page PAGE]" in help_text
-    assert "results/throughput/gpu_day" in help_text and "report/gpu_day.html" in help_text
+    assert "results/throughput/gpu_day" in help_text and "gpu_day.html in $OUT, else in report/" in help_text
 
 
 def inspect_bert(name, part):
