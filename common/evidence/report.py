@@ -15,9 +15,9 @@ from markupsafe import Markup
 
 from common.evidence.audit import Audited, by_rule, summary
 from common.evidence.compare.claims import VERDICTS, judge
-from common.evidence.compare.lines import figure_lines
+from common.evidence.compare.lines import conclusion, figure_lines
 from common.evidence.compare.reported import Reported, load_reported
-from common.evidence.compare.reproduce import Reproduction, reproduce
+from common.evidence.compare.reproduce import Reproduction, choose_published, reproduce
 from common.evidence.ledger import Ledger
 from common.evidence.log import Log, RunSet
 from common.evidence.page import fill_template, save_page
@@ -89,6 +89,7 @@ def render(
         compared=[
             comparison for entry, ours in checked if (comparison := _compare(entry.run_set, ours, published))
         ],
+        conclusion=conclusion,
         figure_lines=figure_lines,
         verdicts=VERDICTS,
         claims=[claim for facts in published.values() for claim in judge(facts)],
@@ -117,10 +118,9 @@ def describe_system(run_set: RunSet) -> dict[str, str]:
 
 
 def _compare(run_set: RunSet, ours: Score, published: Mapping[str, Reported]) -> Reproduction | None:
-    """Compare a full-size run set with the published one of its configuration, if there is one."""
+    """Compare a full-size run set with the published one that `ttt reproduce` chooses, if there is one."""
     facts = published.get(ours.benchmark)
-    theirs = facts.of_configuration(ours.configuration) if facts else None
-    comparison = reproduce(run_set, theirs) if theirs else None
+    comparison = reproduce(run_set, choose_published(facts, run_set)) if facts else None
     return comparison if comparison and comparison.factors else None
 
 
