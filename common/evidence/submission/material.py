@@ -5,6 +5,7 @@ Everything is taken from the logs of the run set; facts that these lack are stat
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class Entry:
 
         At size mini it states the precision, which another machine might choose otherwise.
         """
-        command = ["ttt", "run", self.folder, self.run_set.lead.configuration, "--size", self.size]
+        command = ["ttt", "run", self.folder, self.name, "--size", self.size]
         keys = ("precision", "evaluation_precision") if self.run_set.is_proxy else ()
         stated = [f"{key}={self.settings[key]}" for key in keys if key in self.settings]
         changes = [part for change in (*self.changes, *stated) for part in ("--set", change)]
@@ -108,12 +109,24 @@ class Entry:
     @property
     def changes(self) -> list[str]:
         """The `--set` values of the logged command."""
-        try:
-            words = spread_settings(shlex.split(self.run_set.lead.header("command")))
-        except ValueError:  # an open quote
-            return []
-        pairs = zip(words, [*words[1:], ""], strict=True)
+        pairs = zip(self.words, [*self.words, ""][1:], strict=True)
         return [after if word == "--set" else word[6:] for word, after in pairs if word.startswith("--set")]
+
+    @property
+    def name(self) -> str:
+        """The configuration with the changes in its name, as the logged command has it: `optimized-unpad`."""
+        plain = self.run_set.lead.configuration
+        changed = re.compile(rf"{re.escape(plain)}([+-].+)?")
+        names = {word for word in self.words if changed.fullmatch(word)}
+        return names.pop() if len(names) == 1 else plain
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The words of the logged command; none if a quote in it is open."""
+        try:
+            return spread_settings(shlex.split(self.run_set.lead.header("command")))
+        except ValueError:
+            return []
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -161,7 +174,7 @@ def started_from(entry: Entry) -> dict[str, str]:
 def scripts(entry: Entry) -> dict[str, str]:
     """Return the three scripts, which call `ttt` in the folder of the implementation."""
     data = entry.settings.get("data")
-    prepare = ["ttt", "data", "prepare", entry.folder, "--size", entry.size]
+    prepare = ["ttt", "data", "prepare", entry.folder, "--size", entry.size, "--configuration", entry.name]
     prepare += [part for change in entry.changes if change.startswith("data.") for part in ("--set", change)]
     values: dict[str, Any] = {
         "extras": "train,dali" if isinstance(data, dict) and data.get("loader") == "dali" else "train",
