@@ -30,6 +30,7 @@ from common.evidence.rules.rule import (
     state,
     time_of,
 )
+from common.evidence.score import counting_window, run_of, sort_by_launch
 from common.evidence.system import instructions_of
 
 RUN_SETS = "rules: Benchmark Results"
@@ -203,11 +204,13 @@ def software_is_the_same(logs: Sequence[Log]) -> Iterator[Found]:
     "S408", "error", RUN_SETS, breaks=change_last(chain(miss_target, edit("run_stop", status="aborted")), 2)
 )
 def at_most_one_run_failed(logs: Sequence[Log]) -> Iterator[Found]:
-    """At most one run of a set misses its target, and not its only one; else it has no score."""
-    timed = [log for log in logs if not is_of_study(log)]
-    failed = [log for log in timed if not log.is_converged]
-    if len(failed) > 1 or (failed and failed == timed):
-        yield Found(0, f"{len(failed)} of {counted(len(logs), 'run')} missed the target", failed[-1])
+    """At most one run that counts misses its target, and not the only one; else the set has no score."""
+    timed = sort_by_launch([log for log in logs if not is_of_study(log)])
+    window = counting_window([run_of(log).minutes for log in timed], NUM_RUNS.get(logs[0].benchmark, 0))
+    counting = [timed[index] for index in window]
+    failed = [log for log in counting if not log.is_converged]
+    if len(failed) > 1 or (failed and failed == counting):
+        yield Found(0, f"{len(failed)} of {counted(len(counting), 'run')} missed the target", failed[-1])
 
 
 @rule(

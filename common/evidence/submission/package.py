@@ -21,6 +21,7 @@ from common.evidence.audit import Finding, audit, audit_sets, find_broken_rules
 from common.evidence.log import NUM_RUNS, RunSet
 from common.evidence.paths import UNCOUNTED, label
 from common.evidence.records import counted, printable
+from common.evidence.score import score
 from common.evidence.sealed.chain import digest, is_chained
 from common.evidence.sealed.runs import read_sealing
 from common.evidence.sealed.seal import SEAL
@@ -42,7 +43,12 @@ OTHER_ARCHIVES = (".tar", ".zip", ".gz", ".xz", ".bz2", ".zst")
 NO_OVERWRITE = "exists; a package never overwrites anything"
 REHEARSAL = "rehearsal: made to try the packaging; not a submission"
 UNMARKED = "; the logs and seals below are as they were written, since a mark would break their hashes"
-MARKS = {".md": "> **{}**\n\n", ".html": "<!-- {} -->\n"}  # of a rehearsal; others have a comment
+MARKS = {  # of a rehearsal; other files have a comment that begins with #
+    ".md": "> **{}**\n\n",
+    ".html": "<!-- {} -->\n",
+    ".css": "/* {} */\n",
+    ".js": "// {}\n",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +166,8 @@ def stated_findings(run_set: RunSet) -> list[str]:
     for what, name in (("configuration", lead.configuration), ("benchmark", lead.header("benchmark"))):
         if not NAME.fullmatch(name):
             findings.append(f"{where}: the logs name no {what}")
-    missed = sum(not log.is_converged for log in run_set.logs)
-    if missed > 1:
-        findings.append(f"{where}: {missed} runs missed the target, so the set has no score")
+    if score(run_set).minutes is None:
+        findings.append(f"{where}: the set has no score; `ttt score` says why")
     if len(lead.header("command")) >= 480:  # the reader cuts lines there
         findings.append(f"{lead.path}: its command is too long to be repeated")
     return findings

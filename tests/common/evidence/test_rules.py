@@ -22,6 +22,7 @@ from common.evidence.rules.rule import (
     shift_from,
     shift_record,
 )
+from common.evidence.score import score
 from common.evidence.system import Described
 from tests.common.evidence.anchored import stamped
 from tests.common.evidence.conftest import of_another_suite
@@ -331,6 +332,14 @@ def test_one_run_of_a_set_may_miss_and_not_its_only_one(golden):
     missed = aborted(golden.log())
     assert errors(audit(run_set([missed, *golden.set()[1:]]))) == set()
     assert "S408" in errors(audit(run_set([missed])))
+
+
+def test_runs_may_miss_that_do_not_count(golden):
+    logs = golden.set(num_logs=10)
+    for others in ((0, 9), (4, 5)):
+        some = [aborted(log) if index in others else log for index, log in enumerate(logs)]
+        audited = run_set(some)
+        assert ("S408" in errors(audit(audited))) is (others == (4, 5)) is (score(audited).minutes is None)
 
 
 def test_a_search_of_a_study_may_miss_and_has_as_many_runs_as_it_likes(golden, tmp_path):

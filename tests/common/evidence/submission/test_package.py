@@ -15,6 +15,7 @@ from common.evidence.audit import Verdict
 from common.evidence.log import parse_log
 from common.evidence.sealed.seal import SEAL
 from common.evidence.submission import official
+from common.evidence.submission.material import scripts
 from common.evidence.system import open_fields, problems
 from common.repository import ROOT
 from tests.command import one_line, run
@@ -87,6 +88,15 @@ def test_the_script_of_a_proxy_states_the_precision_of_its_logs_behind_other_cha
     assert command.index("precision=auto") < command.index("precision=bf16")
 
 
+def test_the_scripts_name_the_configuration_with_the_changes_in_its_name():
+    text = (ROOT / "results/reference-2cpu-mini-closed/bert/result_0.txt").read_text()
+    changed = re.sub("(?m)^(# command: .*)", "# command: ttt run language_bert closed-no_dropout", text)
+    for logged, name in ((text, "closed"), (changed, "closed-no_dropout")):
+        entry = entry_of(parse_log(logged.encode(), "log"))
+        assert entry.command[3] == name
+        assert f"--size mini --configuration {name}\n" in scripts(entry)["init_datasets.sh"]
+
+
 def test_the_manifest_lists_every_file(full):
     folder, _ = full
     assert {path.name for path in folder.iterdir()} == {"Example", "Example.sha256"}
@@ -149,6 +159,8 @@ def test_a_rehearsal_of_the_committed_results_is_marked_in_every_file(tmp_path):
     for path in files:
         is_sealed = (path.parent / SEAL).is_file()  # a mark would break the chain of its logs
         assert is_sealed is not ("rehearsal: made to try" in path.read_text()[:3000]), path
+        comment = {".js": "//", ".css": "/*"}.get(path.suffix, "")
+        assert path.read_text().startswith(comment), path
         assert not os.access(path, os.X_OK) or path.read_text().startswith("#!"), path
     assert ttt("check", "--no-official", out).returncode == 0
     described = next((out / "Example-rehearsal/systems").glob("*.json"))

@@ -64,7 +64,7 @@ def replace(old, new, *numbers):
         ),
         (accuracy_as_text, "result_2.txt"),
         (lambda folder: (folder / "result_3.txt").write_bytes(b"\0\xff" * 100), "result_3.txt: P0"),
-        (replace('"success"', '"aborted"', 0, 1), "resnet: 2 runs missed the target"),
+        (replace('"success"', '"aborted"', 0, 1), "resnet: the set has no score"),
         (
             replace('"value": "Example"', '"value": "Other"', *range(5)),
             "the submitter 'Other', not 'Example'",
