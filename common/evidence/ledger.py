@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from common.errors import first_fault
 from common.evidence.intervals import ALPHA, Estimate
@@ -74,7 +74,7 @@ class Effect(Strict):
     after: Text
     together: list[Text]
     reason: Text  # why they were turned together
-    before_ms: float
+    before_ms: Annotated[float, Field(gt=0)]
     after_ms: float
     throughput: Estimate
     samples: Estimate | None
