@@ -109,7 +109,7 @@ def read_stamp(file: Path) -> tuple[int, int]:
 
 def describe(run: TrackedRun) -> str:
     minutes = run.outcome.get("minutes_to_target")
-    end = f", {duration(minutes)} minutes to the target" if minutes else ""
+    end = f", {duration(minutes, ' minutes')} to the target" if minutes else ""
     return f"{run.name}: {run.status}{end}"
 
 

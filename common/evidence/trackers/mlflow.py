@@ -27,8 +27,8 @@ class MlflowStore(Store):
         super().__init__(out)
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before the import, which would start it
         self.mlflow = import_library("mlflow", title="MLflow")
-        for module in ("sqlalchemy", "alembic"):
-            import_library(module, title="MLflow's database")
+        modules = ("sqlalchemy", "alembic")
+        self.sqlalchemy, _ = (import_library(module, title="MLflow's database") for module in modules)
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self.is_local = not uri
@@ -44,7 +44,7 @@ class MlflowStore(Store):
         try:
             with super().hold() if self.is_local else nullcontext():
                 yield
-        except self.mlflow.exceptions.MlflowException as error:
+        except (self.mlflow.exceptions.MlflowException, self.sqlalchemy.exc.SQLAlchemyError) as error:
             raise UserError(f"MLflow refuses: {name_error(error, 200)}", where=self.uri) from error
 
     def update(self, run: TrackedRun) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from common.errors import UserError
 from common.evidence.trackers.store import Store, import_library
 from common.evidence.trackers.tracked_run import RUNNING, Measurement, TrackedRun
 from common.files import write_text
@@ -56,7 +57,13 @@ class WandbRuns(Store):
     @cached_property
     def digests(self) -> dict[str, str]:
         """The digest of each exported run; read when no other export writes it."""
-        return dict(json.loads(self.record.read_text(encoding="utf-8"))) if self.record.exists() else {}
+        if not self.record.exists():
+            return {}
+        try:
+            return dict(json.loads(self.record.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            hint = "remove it, and every run is exported anew"
+            raise UserError("was not written by `ttt export`", where=str(self.record), hint=hint) from error
 
     def update(self, run: TrackedRun) -> None:
         digest = hashlib.sha256(repr(run).encode()).hexdigest()

@@ -45,9 +45,11 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
     monkeypatch.setattr(export, "QUIET_S", 1.0)
     next_log = (folder / "result_0.txt").read_text().replace('"time_ms": 17000', '"time_ms": 18000')
     rest = whole[len(path.read_text()) :]
+    follow, follows = export.Exporter.follow, threading.Event()
+    monkeypatch.setattr(export.Exporter, "follow", lambda self: follows.set() or follow(self))
 
     def write():
-        time.sleep(0.2)
+        follows.wait(100)  # the import of a library takes seconds
         for first in range(0, len(rest), 1500):  # lines are cut anywhere
             with path.open("a") as file:
                 file.write(rest[first : first + 1500])
@@ -55,7 +57,7 @@ def test_follow_picks_up_new_lines_and_runs_and_ends_with_the_last(
         time.sleep(0.3)
         (folder / "result_2.txt").write_text(next_log)
 
-    prepare_store(tracker, tmp_path / "followed")  # its import takes seconds
+    prepare_store(tracker, tmp_path / "followed")
     writer = threading.Thread(target=write)
     writer.start()
     done = to_export(folder, tmp_path / "followed", tracker, "--follow")
@@ -98,6 +100,16 @@ def test_files_of_others_are_refused_and_both_stay_as_they_are(results, tmp_path
         line = one_line(ttt_here("export", results[0], "--to", "csv", "--out", tmp_path))
         assert f"{name}: was not written by `ttt export`" in line
         assert (tmp_path / name).read_bytes() == content and (tmp_path / other).read_text() == "run,start\n"
+
+
+@pytest.mark.parametrize("content", [b'{"a": ', b'["a"]', b"text"])
+@pytest.mark.parametrize(("tracker", "name"), [("wandb", "exported.json"), ("mlflow", "mlflow.db")])
+def test_a_damaged_store_is_refused_in_one_line(tracker, name, content, results, tmp_path):
+    pytest.importorskip(tracker, reason="the extra `track` is not installed")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_bytes(content)
+    line = one_line(ttt_here("export", results[0], "--to", tracker, "--out", tmp_path / "out"))
+    assert name in line and (tmp_path / "out" / name).read_bytes() == content
 
 
 def test_a_log_that_has_not_grown_for_a_day_ends_following(results, tmp_path, monkeypatch, to_export):
