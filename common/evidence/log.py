@@ -291,9 +291,14 @@ class RunSet:
 
     @property
     def systems_folder(self) -> Path | None:
-        """The folder of system descriptions: the one that the user named, else the one beside the results."""
+        """The folder of system descriptions: the one that the user named, else the one beside the results.
+
+        None for results that lie in no system's folder: no description has their name.
+        """
         file = self.lead.file
-        if self.systems or file is None or not self.lead.folders[0]:
+        if not self.lead.folders[0]:
+            return None
+        if self.systems or file is None:
             return self.systems
         return systems_beside(file.parents[2])
 

@@ -13,7 +13,7 @@ STUDY = "study"  # the folder of studies in results/
 UNCOUNTED = "uncounted_"  # prefix of a result in a package that MLPerf does not count
 OTHERS = (  # benchmarks of MLPerf Training, by the names of their folders
     "ssd maskrcnn minigo dlrm dlrm_dcnv2 rnnt unet3d gpt3 gnn stable_diffusion llama2_70b_lora llama31_405b "
-    "llama31_8b flux1 retinanet"
+    "llama31_8b flux1 retinanet rgat gnmt transformer ncf gpt_oss_20b deepseekv3_671b qwen35_397b_grpo dlrmv4"
 )
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 OTHER_BENCHMARKS = frozenset(OTHERS.split())

@@ -78,6 +78,8 @@ def make_entry(run_set: RunSet, fields: Mapping[str, object], *, is_named: bool)
         raise UserError(
             "lies in no folder training_results_vN.N/SUBMITTER/results/SYSTEM", where=run_set.folder
         )
+    if run_set.lead.benchmark not in TARGETS:
+        raise ValueError("neither resnet nor bert")
     logs, runs = run_set.logs, [run_of(log) for log in run_set.logs]
     sizes = {finite(log.value("global_batch_size")) for log in logs}
     size, score = sizes.pop(), olympic_mean([run.minutes for run in runs])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from common.evidence.log import Log, RunSet
-from common.evidence.records import finite
+from common.evidence.records import finite, printable
 from common.evidence.system import describe_set, fields_of, open_reason
 
 KIND = re.compile(r"\b[ABH][0-9]+|Xeon")
@@ -58,7 +58,7 @@ def of_description(fields: Mapping[str, object]) -> Devices:
     part = "accelerator" if read_count(fields, "accelerators_per_node") else "host_processor"
     number = read_count(fields, "number_of_nodes") * read_count(fields, f"{part}s_per_node")
     model = fields.get(f"{part}_model_name")
-    stated = Devices(number) if open_reason(model) else of_model(number, str(model))
+    stated = Devices(number) if open_reason(model) else of_model(number, printable(model, 64))
     memory = MEMORY.search(str(fields.get(f"{part}_memory_capacity")))
     return stated.completed_by(Devices(memory=f"{memory[1]} GB" if memory else ""))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.evidence.ledger import find_ledgers
-from common.evidence.paths import find_logs, find_studies
+from common.evidence.paths import OTHER_BENCHMARKS, find_logs, find_studies
 from common.study.points import read_benches
 
 
@@ -28,6 +28,11 @@ def vanishing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", remove_and_list)
     yield tmp_path
     assert not draft.exists(), "nobody looked into it"
+
+
+def test_every_other_benchmark_of_mlperf_training_is_known():
+    counts = pytest.importorskip("mlperf_logging.benchmark_meta").get_result_file_counts("training")
+    assert {*counts} - OTHER_BENCHMARKS == {"resnet", "bert"}
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,16 @@ def test_repeated_logs_are_named_and_other_systems_are_left_out(golden, tmp_path
         other = write_published(golden, tmp_path, system=f"other_{number}", shift=10 + number, **fields)
     broken = write_published(golden, tmp_path, system="broken", shift=5) / "result_1.txt"
     broken.write_text(broken.read_text().replace("run_stop", "run_stopped"))
+    unknown = write_published(golden, tmp_path, system="unknown", shift=6)
+    for path in unknown.iterdir():
+        path.write_text(path.read_text().replace('"value": "resnet"', '"value": "new"'))
+    unknown = unknown.rename(unknown.with_name("new"))
     entries, comments = entries_of(tmp_path)
     assert [entry["system"] for entry in entries] == ["box", "other_runs"]
     assert entries[0]["repeated_in"] == [str(again.relative_to(tmp_path))]
     assert "repeated_in" not in entries[1] and entries[0]["digest"] != entries[1]["digest"]
     assert comments[0] == "# resnet: 2 sets" and "results/broken/resnet: a log breaks off" in comments[-1]
+    assert "results/unknown/new: neither resnet nor bert" in entries_of(unknown)[1][-1]
     (named,), _ = entries_of(other)  # a set's own folder
     assert (named["system"], named["division"]) == ("other_3", "open")
     assert named["curve"] == [[12 * EPOCH, 0.7], [24 * EPOCH, 0.7162], [36 * EPOCH, 0.7592]]
