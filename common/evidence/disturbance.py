@@ -12,7 +12,7 @@ from typing import NamedTuple
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA
 from common.evidence.log import Log
-from common.evidence.records import Event, counted, finite
+from common.evidence.records import Event, counted, finite, printable
 
 SPARE = 0.3  # cores that other programs, or a host, may take
 JUMP = 1.75  # times slower than its siblings in one block
@@ -72,7 +72,7 @@ def summarize_disturbance(log: Log) -> str:
     blocks, num_blocks = disturbed_blocks(log), len(log.events("machine_load"))
     lowered = log.last("threads_lowered")
     if lowered:
-        number, step = lowered.value, lowered.metadata.get("step")
+        number, step = (printable(value, 40) for value in (lowered.value, lowered.metadata.get("step")))
         return (
             f"other programs came: threads lowered to {number} from step {step} on: this time is no measure"
         )

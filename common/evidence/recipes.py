@@ -150,5 +150,6 @@ def differing_logs(
 def mixture(logs: Sequence[Log]) -> str:
     """Say which key of the recipe differs first within a set; '' if none does."""
     for first, log, (key, before, after) in differing_logs(logs):
-        return f"{key} is {before} in {Path(first.path).name}, {after} in {Path(log.path).name}"
+        files = Path(first.path).name, Path(log.path).name
+        return f"{printable(key, 60)} is {before} in {files[0]}, {after} in {files[1]}"
     return ""

@@ -64,10 +64,10 @@ def test_a_quiet_block_and_nonsense_in_a_record_are_not_named():
 
 
 def test_threads_that_gave_way_are_a_warning_and_stand_beside_the_score():
-    lowered = ("threads_lowered", 1, {"before": 2, "step": 40})
+    lowered = ("threads_lowered", "1\x1b[2J", {"before": 2, "step": 40})
     log = log_of(("configuration_name", "any", {}), lowered)
     assert [(f.line, f.severity) for f in audit_log(log) if f.rule == "T233"] == [(2, "warning")]
-    assert "step 40" in summarize_disturbance(log)
+    assert "step 40" in summarize_disturbance(log) and summarize_disturbance(log).isprintable()
     scored = score(RunSet(folder="set", logs=(log,)))
     assert "1 disturbed" in scored.label and any("threads" in note for note in notes([scored]))
 
