@@ -107,7 +107,7 @@ def rank_trials(study: Study, logs: Mapping[str, Sequence[Log]]) -> dict[str, li
     """Return the trials of each configuration that have all their runs, the best first."""
     trials: dict[str, list[Trial]] = {cell.configuration: [] for cell in study.cells}
     for cell in study.cells:
-        if len(runs := logs[cell.name]) == study.num_seeds:
+        if len(runs := logs[cell.name][: study.num_seeds]) == study.num_seeds:
             splits = [time_split(run) if run.is_converged else None for run in runs]
             trial = Trial(
                 settings=tuple(list_changes(study, cell)),

@@ -67,6 +67,8 @@ def test_the_best_trial_misses_least_and_is_kept_as_a_file_to_run(tmp_path):
     assert [trial.rank[0] for trial in ranked["baseline"]] == [0, 1]
     assert ranked["baseline"][0].settings and not ranked["optimized"][0].settings
     assert all(0.3 < each < math.inf for each in ranked["optimized"][0].minutes)
+    of_one = trials.rank_trials(make_study(tmp_path, ["baseline", "optimized"], 3, 1), logs)
+    assert [len(trial.minutes) for trial in of_one["baseline"]] == [1, 1, 1], "the first of each counts"
     (gain,) = trials.describe_best(ranked)
     hits = r"\({} reached the target in every run\)"
     assert re.match(
