@@ -61,7 +61,7 @@ def make_sweep(args: argparse.Namespace) -> tuple[int, Path | None]:
         budgets = sweep.parse_budgets(args.budgets or BUDGETS)
         cells_of_sweep = sweep.sweep_cells(args.benchmark, args.configurations, budgets)
     study = cells.from_arguments(args, cells_of_sweep)
-    code = EXIT_OK if args.answers else cells.run(study, args)
+    code = cells.run(study, args) if args.dry_run or not args.answers else EXIT_OK
     if args.dry_run or code == EXIT_INTERRUPTED:
         return code, None
     logs = cells.finished_cells(study)

@@ -38,6 +38,8 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(tmp_path):
     done = ttt_here(*arguments(tmp_path, "--dry-run"))
     assert done.returncode == 0, done.stderr
     assert "optimized-0.5" in done.stdout and "to run: 12 runs; the first one will tell" in done.stdout
+    named = ("--answers", "--set", "submission.hardware=any")
+    assert ttt_here(*arguments(tmp_path, "--dry-run", *named)).stdout == done.stdout
     assert not (tmp_path / "results").exists()
 
 
