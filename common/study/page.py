@@ -1,4 +1,4 @@
-"""Generate the figures in this folder's pages: nobody types a number in them.
+"""Generate the findings and tables in this folder's pages: nobody types a number between their marks.
 
 `python -m common.study.page --write` makes them again: in README.md the findings of the committed studies,
 from their files, in SIMULATIONS.md the tables of simulations; in the README of the repository the speed-ups
@@ -54,10 +54,7 @@ def describe_sweep(stem: str) -> str:
 def describe_answers(answers: Answers) -> Iterator[str]:
     """Yield the times to the target, their ratio, and where one curve is shown to be ahead."""
     level = next(level for level in answers.equal_quality if level.quality == answers.target)
-    times = [
-        f"{with_bound(value, SECONDS, ' s')}, as `{name}`" if value.estimate else "no time that all runs need"
-        for name, value in level.seconds.items()
-    ]
+    times = [f"{with_bound(value, SECONDS, ' s')}, as `{name}`" for name, value in level.seconds.items()]
     yield f"reaches {answers.target:.2f} in {' and in '.join(times)};"
     for name, value in level.times_faster.items():
         assert value.estimate is not None

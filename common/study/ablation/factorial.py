@@ -113,12 +113,10 @@ def design(factors: Sequence[str], max_runs: int) -> Design:
     """Return the design of the highest resolution in at most `max_runs` runs, of those the smallest.
 
     Resolutions above V count as V. In one size the design with the fewest shortest defining words is best.
-    Raises ValueError where `max_runs` is less than the smallest design has.
+    `max_runs` is at least `smallest(len(factors))`.
     """
     fewest, most = len(factors).bit_length(), max_runs.bit_length() - 1
     sizes = range(fewest, min(len(factors), most) + 1)
-    if not sizes:
-        raise ValueError(f"{len(factors)} factors need {2**fewest} runs, not {max_runs}")
     fractions = (fraction(tuple(factors), num_base) for num_base in sizes)
     return max(fractions, key=lambda made: min(made.resolution, CLEAR))
 
