@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import UserError
+from pydantic import BaseModel, ValidationError
+
+from common.errors import UserError, first_fault
 from common.files import create_next, explain_os_error, save_json
 
 
@@ -23,8 +25,11 @@ def new_file(directory: Path, name: str) -> Path:
         return create_next(directory, f"{name}_{{}}.json")
 
 
-def read_figures(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or the figures of a row of systems/gpu_day.sh. Raises UserError for others."""
+def read_figures(path: Path, shape: type[BaseModel] | None = None) -> dict[str, Any]:
+    """Read a JSON object, or the figures of a row of systems/gpu_day.sh. Raises UserError for others.
+
+    A `shape` states which keys the object has to have, and of which kind.
+    """
     try:
         figures = json.loads(path.read_text())
     except OSError as error:
@@ -35,4 +40,9 @@ def read_figures(path: Path) -> dict[str, Any]:
         figures = figures["figures"]
     if not isinstance(figures, dict):
         raise UserError("no figures", where=str(path))
+    try:
+        if shape is not None:
+            shape.model_validate(figures, strict=True)
+    except ValidationError as error:
+        raise UserError(f"not the expected figures ({first_fault(error)})", where=str(path)) from error
     return figures

@@ -12,9 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from typing import Any, Literal
 
 from common.evidence.compare.masked_accuracy import MARK
 from common.evidence.compare.reported import Published, Reported, load_reported
@@ -25,12 +23,12 @@ from common.evidence.score import Run
 from common.measure.device_run import NUM_DEVICES
 from common.repository import ROOT
 from common.study.predict.minutes import Rates, estimate, name_devices
+from common.study.predict.records import KeptEstimate
 from common.study.predict.sources import measured_samples, rates_of_bench, rates_of_profile, stated_config
 
 MAX_RATES = 1000  # of one bench result
 RATE = ("samples_per_s", "tokens_per_s", "step_ms", "flops_share", "bytes_share", "memory_gb")
 NOISE = ("deviation", "num_turns")
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
 Profile = tuple[Path, dict[str, Any]]
 Bench = Mapping[str, Any]  # as `read_benches` reads it
 Measured = tuple[Rates, str, dict[str, float]]  # its file, and the shares that shapes have of a training
@@ -82,28 +80,6 @@ def published_set(entry: Published, facts: Reported) -> Points:
         path=label(ROOT / facts.folder / "reported.yaml"),
         runs=entry.score.runs,
     )
-
-
-class KeptConfig(BaseModel):
-    benchmark: Name
-    configuration: Name
-    size: Name
-    target: float = Field(allow_inf_nan=False)
-    methods: dict[str, Any]
-
-
-class KeptEstimate(BaseModel):
-    """The part of a file of `ttt estimate` that a point shows."""
-
-    minutes: PositiveFloat = Field(allow_inf_nan=False)
-    low: PositiveFloat = Field(allow_inf_nan=False)
-    high: PositiveFloat = Field(allow_inf_nan=False)
-    evaluation_s: NonNegativeFloat = Field(allow_inf_nan=False)
-    hardware: Name
-    devices: PositiveInt
-    time: str = Field(max_length=64)
-    samples: dict[str, Any]
-    config: KeptConfig
 
 
 def predicted_points(

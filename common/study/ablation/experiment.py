@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, PositiveFloat, PositiveInt
 from rich.console import Console
 
 from common import repository
@@ -40,6 +41,19 @@ from common.study.compare.step_pairs import describe_dependences
 from common.study.predict.sources import max_samples
 
 TOGETHER = 8  # models in memory at a time, the base among them
+
+
+class StepTimes(BaseModel):
+    """The step times that are kept; the ledger needs them."""
+
+    hardware: str
+    versions: dict[str, str]
+    date: str
+    commit: str
+    num_turns: PositiveInt
+    base_s: PositiveFloat
+    turns: dict[str, list[PositiveFloat]]
+    shares: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +86,7 @@ class Experiment:
         """Return the figures of steps from their file; None unless it is of the same states and versions."""
         if self.args.remeasure or not self.steps_path.is_file():
             return None
-        figures = read_figures(self.steps_path)
+        figures = read_figures(self.steps_path, StepTimes)
         if any(figures.get(key) != value for key, value in self.describe_steps().items()):
             return None
         path = relative_path(self.steps_path)
@@ -85,9 +99,9 @@ class Experiment:
         where = str(relative_path(self.steps_path))
         if not self.steps_path.is_file():
             raise UserError("no step times are kept", where=where, hint=cells.NO_ANSWERS)
-        figures = read_figures(self.steps_path)
+        figures = read_figures(self.steps_path, StepTimes)
         names = {self.switches.cell_name(state) for state in self.ablation.states}
-        if lacking := sorted(names - figures.get("turns", {}).keys()):
+        if lacking := sorted(names - figures["turns"].keys()):
             raise UserError(f"no step times of {', '.join(lacking)}", where=where, hint=cells.NO_ANSWERS)
         return figures
 

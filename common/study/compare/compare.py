@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field, PositiveFloat
 from rich.console import Console
 
 from common import repository
@@ -45,6 +46,19 @@ NUM_EVALUATIONS = 20  # of a run: the target is crossed between two of them
 NO_DIFFERENCES = ("configuration", "methods")  # a name, and whether there are any methods
 
 Logs = tuple[Sequence[Log], Sequence[Log]]
+Pair = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
+
+
+class StepResult(BaseModel):
+    pairs: list[Pair]
+
+
+class StepPairs(BaseModel):
+    """The part of the kept pairs of steps with which a command goes on."""
+
+    dependences: dict[str, Any]
+    commits: list[str]
+    results: list[StepResult] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -216,9 +230,9 @@ class Command:
         path = self.json_path
         if not path.is_file():
             return [], set()
-        there = read_figures(path)
+        there = read_figures(path, StepPairs)
         for key, value in dependences.items():
-            if there.get("dependences", {}).get(key) != value:
+            if there["dependences"].get(key) != value:
                 hint = "--study NAME begins another comparison"
                 raise UserError(f"its pairs are of other {key}", where=relative_path(path), hint=hint)
         return [(one, other) for one, other in there["results"][0]["pairs"]], set(there["commits"])

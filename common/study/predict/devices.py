@@ -81,8 +81,8 @@ def choose_links(args: argparse.Namespace) -> Links:
     if not (0 < args.link_share <= 1 and 0 <= args.overlap <= 1):
         shares = f"--link-share {args.link_share:g}, --overlap {args.overlap:g}"
         raise UserError(f"{shares}: expected shares of at most 1, such as 0.9")
-    if min(args.latency_us, args.startup_s or 0.0) < 0:
-        raise UserError("--latency-us and --startup-s must be positive")
+    if not all(0 <= number < math.inf for number in (args.latency_us, args.startup_s or 0.0)):
+        raise UserError("--latency-us and --startup-s: expected numbers from 0")
     return Links(
         inside=scaling.choose_inside(args.inside),
         network=scaling.choose_network(args.network),

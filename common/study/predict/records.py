@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
 from common.config.schema import RunConfig
 from common.errors import UserError
 from common.evidence.intervals import error_factors
@@ -19,7 +21,7 @@ from common.measure.figures import read_figures
 from common.repository import NAME, build_probes
 from common.study.predict import devices, sources
 from common.study.predict.minutes import estimate_run, name_devices, training_seconds
-from common.study.predict.sources import FREE, agree, pick, stated_config
+from common.study.predict.sources import FREE, Name, StatedConfig, agree, pick, stated_config
 from common.study.prices import Price
 
 ESTIMATES = "estimates"
@@ -30,6 +32,25 @@ TITLES = {  # of prices that a person states
 }
 
 Record = dict[str, Any]
+
+
+class KeptEstimate(BaseModel):
+    """The part of a file of `ttt estimate` that is read again."""
+
+    title: str
+    system: str
+    minutes: PositiveFloat = Field(allow_inf_nan=False)
+    low: PositiveFloat = Field(allow_inf_nan=False)
+    high: PositiveFloat = Field(allow_inf_nan=False)
+    evaluation_s: NonNegativeFloat = Field(allow_inf_nan=False)
+    samples_half_width: NonNegativeFloat | None
+    hardware: Name
+    devices: PositiveInt
+    machines: PositiveInt = 1
+    time: str = Field(max_length=64)
+    time_ms: int
+    samples: dict[str, Any]
+    config: StatedConfig
 
 
 def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
@@ -56,7 +77,7 @@ def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     is_elsewhere = args.measured or any(path.resolve().parent.name != hardware for path in args.bench)
     if args.hardware or is_elsewhere:
         hardware = args.hardware or ELSEWHERE
-        name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{args.configuration}"
+        name = f"{hardware}{'-mini' if args.size == 'mini' else ''}-{config.configuration}"
     return estimated | {
         "title": f"{config.benchmark} {config.configuration} {config.size}",
         "system": name,
@@ -163,7 +184,8 @@ def reprice(kept: Sequence[Record], prices: Sequence[Price]) -> tuple[list[str],
 
 def read_records(results: Path) -> list[Record]:
     """Return the estimates that were kept, the first one first."""
-    records = [read_figures(path) | {"path": path} for path in (results / ESTIMATES).glob("*/*.json")]
+    paths = (results / ESTIMATES).glob("*/*.json")
+    records = [read_figures(path, KeptEstimate) | {"path": path} for path in paths]
     if not records:
         raise UserError("no estimates here", where=str(results / ESTIMATES), hint="`ttt estimate` makes them")
     return sorted(records, key=lambda record: int(record["time_ms"]))

@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 from rich.console import Console
 
 from common import yaml_file
@@ -45,6 +46,44 @@ NUM_TURNS = 4  # of a profile that an estimate measures
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # that a run may decide for its machine
 
 
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
+
+
+class StatedConfig(BaseModel):
+    """The keys of a configuration that predictions rely on."""
+
+    benchmark: Name
+    configuration: Name
+    size: Name
+    target: float = Field(allow_inf_nan=False)
+    methods: dict[str, Any]
+
+
+class Rate(BaseModel):
+    configuration: str
+    shape: str
+    samples_per_s: PositiveFloat = Field(allow_inf_nan=False)
+
+
+class Peaks(BaseModel):
+    bytes_per_s: PositiveFloat
+
+
+class BenchFigures(BaseModel):
+    """The part of a file of `ttt bench` that predictions rely on."""
+
+    benchmark: str
+    size: str
+    batch_size: PositiveInt
+    rates: list[Rate]
+
+
+class WholeBench(BenchFigures):
+    """A file of `ttt bench` that a person names: its peaks are needed, too."""
+
+    peaks: Peaks
+
+
 def find_newest(directory: Path, benchmark: str) -> list[Path]:
     """Return the figures of a benchmark, <benchmark>_N.json, the largest N first."""
     numbered = [(path.stem.removeprefix(f"{benchmark}_"), path) for path in directory.glob("*.json")]
@@ -58,12 +97,8 @@ def read_bench(path: Path, probes: "Probes", name: str) -> tuple[dict[str, Any],
     Raises UserError unless it is one, of this benchmark and size, with a rate of each shape.
     """
     config, shapes = probes.config, probes.shape_shares()
-    try:
-        figures = read_figures(path)
-        of = figures["benchmark"], figures["size"]
-        figures["batch_size"], figures["rates"], figures["peaks"]["bytes_per_s"]
-    except (LookupError, TypeError) as error:
-        raise UserError("no figures of `ttt bench`", where=str(path)) from error
+    figures = read_figures(path, WholeBench)
+    of = figures["benchmark"], figures["size"]
     if of != (config.benchmark, config.size):
         wanted = f"{config.benchmark} {config.size}"
         raise UserError(f"figures of {' '.join(of)}, not of {wanted}", where=str(path))
@@ -160,7 +195,7 @@ def newest_bench(
     """
     config, shapes = probes.config, probes.shape_shares()
     for path in find_newest(results / "throughput" / hardware, config.benchmark):
-        figures = read_figures(path)
+        figures = read_figures(path, BenchFigures)
         is_asked = figures.get("size") == config.size and batch_size in (None, batch_of(figures, name))
         if is_asked and (rates := rates_of_bench(figures, name, shapes, path.name, probes.rate)):
             return rates
@@ -173,9 +208,13 @@ def max_samples(config: RunConfig) -> int:
 
 
 def stated_config(log: Log) -> dict[str, Any]:
-    """Return the configuration that a log states; {} if it cannot be read."""
+    """Return the configuration that a log states; {} if it cannot be read, or lacks a key."""
     stated = yaml_file.parse_head(log.settings)
-    return {"budget": 1.0} | stated if stated else {}  # older ones trained all of it
+    try:
+        StatedConfig.model_validate(stated, strict=True)
+    except ValidationError:
+        return {}
+    return {"budget": 1.0} | (stated or {})  # older ones trained all of it
 
 
 def agree(older: dict[str, Any], newer: dict[str, Any]) -> bool:
@@ -274,6 +313,8 @@ def choose_rates(args: argparse.Namespace, probes: "Probes") -> Rates:
 
     Raises UserError where a hardware is named that has no figures.
     """
+    if args.measure and args.hardware:
+        raise UserError("--measure and --hardware exclude each other", hint="leave one of them out")
     config: RunConfig = probes.config
     name = full_name(args, config)
     if args.measured:

@@ -80,9 +80,10 @@ def read_recipe(log: Log, threads: int | None = None) -> Recipe:
     if log.is_resumed:
         what = "the run was resumed from a checkpoint, which is gone"
         raise UserError(what, where=log.path, hint="replay a run that was not resumed")
-    configuration = configuration_of(log.settings)
+    configuration = configuration_of(log.settings) or {}
     numbers = [log.value(key) for key in ("seed", "num_ranks", "num_threads", "num_accelerators")]
-    if configuration is None or not all(type(number) is int and number >= 0 for number in numbers):
+    is_known = configuration.get("benchmark") in repository.benchmarks()
+    if not is_known or not all(type(number) is int and number >= 0 for number in numbers):
         raise UserError("does not state its configuration, seed, ranks and threads", where=log.path)
     seed, ranks, logged_threads, num_accelerators = (int(str(number)) for number in numbers)
     if importlib.util.find_spec("torch") is None:

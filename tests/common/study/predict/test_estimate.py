@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 
 import pytest
 from pytest import approx
 
-from common.evidence.log import read_log
+from common.evidence.log import parse_log, read_log
 from common.machine import system
 from common.measure.profiling import profile
 from common.study.predict import minutes, records, sources
@@ -182,10 +183,63 @@ def test_this_machine_is_measured_where_only_another_of_its_model_was(monkeypatc
     assert len(made) == 1 and "profile language_bert_0.json" in rates["source"]
 
 
+BENCH = {"benchmark": "language_bert", "size": "mini", "batch_size": 16, "peaks": {"bytes_per_s": 1e9}}
+BENCH["rates"] = [{"configuration": "optimized", "shape": "160 tokens", "samples_per_s": 1e3}]
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ({"rates": [{}]}, "rates.0.configuration"),
+        ({"rates": None}, "rates"),
+        ({"rates": [BENCH["rates"][0] | {"samples_per_s": "x"}]}, "rates.0.samples_per_s"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"benchmark": ["x"]}, "benchmark"),
+        ({"peaks": {}}, "peaks.bytes_per_s"),
+    ],
+)
+def test_a_damaged_bench_is_refused_in_one_line(tmp_path, damage, says):
+    (path := tmp_path / "bench.json").write_text(json.dumps(BENCH | damage))
+    command = ("estimate", *MINI, "--bench", path, "--samples", 9000, "--results", tmp_path / "results")
+    assert f"bench.json: not the expected figures ({says}" in one_line(ttt_here(*command))
+    path.write_text(json.dumps(BENCH))
+    assert ttt_here(*command).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["{}", '{"time_ms": 5}'])
+def test_a_damaged_estimate_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "estimates/here/language_bert_0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    for command in ("--score", "--reprice"):
+        assert "not the expected figures" in one_line(ttt_here("estimate", command, "--results", tmp_path))
+
+
+@pytest.mark.parametrize("key", ["benchmark", "configuration", "size", "target", "methods"])
+def test_a_log_whose_head_lacks_a_key_states_no_configuration(key):
+    text = LOGS[0].read_text()
+    assert sources.stated_config(parse_log(text.encode(), "result_0.txt")) == bert()
+    damaged = re.sub(rf"(?m)^#   {key}:.*\n(#    .*\n)*", "", text)
+    assert damaged != text and sources.stated_config(parse_log(damaged.encode(), "result_0.txt")) == {}
+
+
+def test_the_estimate_of_a_file_is_found_again(tmp_path):
+    (path := tmp_path / "folder" / "mine.yaml").parent.mkdir()
+    path.write_text("extends: optimized\n")
+    results = ("--results", tmp_path / "results")
+    known = ("--measured", "70@16", "--samples", 9000)
+    made = ttt_here("estimate", "language_bert", path, *MINI[2:], *known, *results)
+    assert made.returncode == 0, made.stderr
+    assert ttt_here("estimate", "--reprice", "--price", "own=1", *results).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "no benchmark"),
+        ([*SCALING, "--latency-us", "nan"], "expected numbers from 0"),
+        ([*SCALING, "--startup-s", "inf"], "expected numbers from 0"),
+        ([*MINI, "--samples", "9", "--measure", "--hardware", "1xH100"], "exclude each other"),
         (["--score"], "no estimates here"),
         ([*MINI, "--samples", "0"], "--samples"),
         ([*MINI], "how many samples"),

@@ -57,6 +57,7 @@ REFUSED = {  # what is wrong with a log -> a word of the line, and edits
     "no commit": ("not known", (f"# commit: {COMMIT} (clean)\n", "")),
     "an option of git as a commit": ("not known", (COMMIT, f"--output={'x' * 31}")),
     "no configuration": ("configuration", ("# --- configuration", "# --- others")),
+    "no benchmark": ("configuration", ("#   benchmark: language_bert\n", "")),
     "other data": ("--data", (DATA_OF_LOG, f"{DATA_OF_LOG}0")),
     "no data": ("ttt data prepare", ("directory: data/language_bert/mini", "directory: data/nowhere")),
     "more GPUs than here": ("99 GPU", (f"{GPUS}0", f"{GPUS}99")),
