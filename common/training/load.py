@@ -28,6 +28,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     from common.training.registry import build_methods, check_division
 
     config, origins, source = read_config(benchmark, configuration, size=size, settings=settings)
+    check_plan(config, origins)  # methods divide by its steps, and may shorten it
     methods = build_methods(config, origins)
     changes = []
     for method in methods:

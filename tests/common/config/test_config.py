@@ -24,6 +24,21 @@ def plan(*settings):
     return bert(*settings).config.plan()
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("global_batch_size=1000000000", "--set: global_batch_size: .* is more than the training set"),
+        ("evaluate_every=0ba", "--set: evaluate_every: must be at least one step"),
+        ("data.num_train_samples=1", "global_batch_size: 32 is more than the training set"),
+        ("max_duration=0ep", "--set: max_duration: 0ep is no step"),
+        ("budget=0.0001", "max_duration: budget 0.0001 of 8ep is no step"),
+    ],
+)
+def test_a_plan_without_a_step_is_refused_before_a_method_counts_its_steps(setting, message):
+    with pytest.raises(UserError, match=message):
+        load_config("image_classification", "optimized", size="mini", settings=[setting])
+
+
 def test_numbers_are_numbers_and_names_are_names():
     values = yaml_file.parse("a: 5e-4\nb: 12:30\nc: no\nd: true\ne: '7'\nf: 3\n", "x.yaml").values
     assert values == {"a": 5e-4, "b": "12:30", "c": "no", "d": True, "e": "7", "f": 3}
