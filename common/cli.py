@@ -171,10 +171,10 @@ def overview() -> str:
 def find_part(verb: str, words: Sequence[str]) -> tuple[str, list[str]]:
     """Find the words that choose a part of a verb; returns the part, '' for none, and the other words.
 
-    A word after an option is its value and no part.
+    A word after an option that takes a value is that value and no part.
     """
     for start in range(len(words)):
-        is_value = start > 0 and re.fullmatch(r"-[^=]+", words[start - 1])
+        is_value = start > 0 and re.fullmatch(r"-(?!-(?:json|dry-run)$)[^=]+", words[start - 1])
         for part in PARTS.get(verb, {}):
             if is_value and not part.startswith("-"):
                 continue

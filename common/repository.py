@@ -50,6 +50,7 @@ TRAIN = ("torch", "torchvision", "transformers", "tokenizers", "safetensors", "g
 OF_MACHINE = (  # errors that no code can avoid
     *(errno.EIO, errno.ESTALE, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE),
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
 )
 
 
@@ -161,7 +162,7 @@ def install_hint(extra: str) -> str:
 
 
 def explain_machine_fault(error: Exception) -> UserError | None:
-    """Say what to do about an error of this machine: a package, memory, or room that it lacks, or a disk.
+    """Say what to do about an error of this machine: what it lacks (a package, memory, room), a disk, a path.
 
     Returns None for any other error.
     """

@@ -180,6 +180,8 @@ def raise_error(error):
     ("error", "words"),
     [
         (OSError(errno.ESTALE, "Stale file handle", "a.shard"), "a.shard: Stale file handle"),
+        (PermissionError(errno.EACCES, "Permission denied", "b"), "b: Permission denied"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "c"), "c: File name too long"),
         (ImportError("libtorch.so: failed to map segment from shared object"), "(ulimit -v)"),
         (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "TMPDIR"),
     ],
@@ -200,6 +202,13 @@ def test_help_that_nobody_reads_is_lost_output():
     process.stdout.close()
     assert process.wait(60) == 141 and process.stderr.read() == ""
     process.stderr.close()
+
+
+@pytest.mark.parametrize("words", ["status --json", "--json status", "--data x status", "-o x status"])
+def test_a_part_is_found_wherever_it_stands_but_for_the_value_of_an_option(words):
+    part, rest = cli.find_part("data", words.split())
+    assert (part, rest) == ("status", [word for word in words.split() if word != "status"])
+    assert cli.find_part("data", ["--data", "status"])[0] == ""
 
 
 def test_the_help_of_a_part_has_only_its_examples():

@@ -19,7 +19,7 @@ from common.config.schema import RunConfig
 from common.data import page_cache
 from common.data.preparation import data_fingerprint
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
-from common.files import write_whole
+from common.files import explain_os_error, write_whole
 from common.machine.system import version_of
 from common.repository import WORKSPACE, benchmark_module, config_class
 from common.run.closed_keys import closed_keys
@@ -277,8 +277,10 @@ def make_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
         what = "PyTorch cannot use the GPU of this machine"
         raise UserError(what, where=f"torch {torch.__version__}", hint=hint)
     dropped, how = False, ""
-    if rank_info.local_rank == 0:
-        dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
+    explained = explain_os_error("cannot be read", benchmark.directory, hint=config.prepared_hint)
+    with distributed.raise_on_all_ranks(), explained:
+        if rank_info.local_rank == 0:
+            dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
     log.event("cache_clear", dropped, how=how)
     log.start("init_start")
     with distributed.raise_on_all_ranks():
