@@ -1,7 +1,6 @@
 """Checks that need real processes: the devices against each other, and the messages between their ranks."""
 
 import json
-import signal
 import statistics
 import subprocess
 import time
@@ -15,7 +14,7 @@ from common.machine.line import Line, fault, judge, ok, warning
 from common.machine.record import judge_speed
 from common.processes import Processes
 from common.repository import MODULE, WORKSPACE
-from common.run.launch import SIGNAL_CAUSES
+from common.run.launch import describe_signal
 from common.run.supervision import rank_environments, temporary_environment
 
 TIMEOUT_S, POLL_S = 90, 0.2
@@ -86,9 +85,7 @@ def run_probes(
     if end.code == 0:
         return None
     if end.code < 0:
-        return (
-            f"rank {end.number} ended by {signal.Signals(-end.code).name}{SIGNAL_CAUSES.get(-end.code, '')}"
-        )
+        return f"rank {end.number} {describe_signal(-end.code)}"
     error = next((line for line in lines if "Error: " in line), (lines or ["without a word"])[-1])
     return f"rank {end.number} ended with code {end.code}: {error.removeprefix('common.errors.')}"
 

@@ -89,8 +89,8 @@ class Heartbeat:
             file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "r+b")
             path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         else:
-            named = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the heartbeat
-            file, path = named.file, named.name
+            file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed with the heartbeat
+            path = file.name
         file.write(bytes(num_ranks * SLOT_BYTES) + json.dumps(spec).encode())
         file.flush()
         return cls(file, path, num_ranks)

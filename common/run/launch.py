@@ -52,6 +52,12 @@ SIGNAL_CAUSES: dict[int, str] = {  # the usual ones
 }
 
 
+def describe_signal(number: int) -> str:
+    """Say which signal ended a process, and its usual cause."""
+    names = {one.value: one.name for one in signal.Signals}  # without most real-time signals
+    return f"ended by {names.get(number, f'signal {number}')}{SIGNAL_CAUSES.get(number, '')}"
+
+
 def choose_ranks(config: RunConfig, asked: int | None) -> int:
     """Return how many ranks to start: as many as `--nproc` says, else one per GPU, else one.
 
@@ -290,8 +296,7 @@ def run_ranks(num_ranks: int, spec: dict[str, Any], *, hung_after_s: float) -> t
     if code == EXIT_INTERRUPTED:
         return code, heartbeat.interruption()
     if code < 0:
-        cause = f"ended by {signal.Signals(-code).name}{SIGNAL_CAUSES.get(-code, '')}"
-        heartbeat.record_death(local_ranks[number], cause)
+        heartbeat.record_death(local_ranks[number], describe_signal(-code))
         code = EXIT_FINDINGS
     return code, heartbeat.failure()
 

@@ -72,8 +72,8 @@ def find_resumed_result(result: Path) -> Path | None:
     except (IndexError, ValueError):  # no head, or an open quote
         return None
     pairs = [*pairwise(words), *(word.split("=", 1) for word in words if "=" in word)]
-    named = [value for option, value in pairs if option in RESUME]
-    return result.with_name(Path(named[-1]).name).with_suffix(".txt") if named else None
+    named = [name for option, value in pairs if option in RESUME and (name := Path(value).name)]
+    return result.with_name(named[-1]).with_suffix(".txt") if named else None
 
 
 def check_facts(facts: Facts, num_steps: int, where: Path) -> None:

@@ -30,7 +30,7 @@ from rich.console import Console
 from common.arguments import add_shared, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
-from common.errors import EXIT_OK, UserError
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.files import check_folder, temporary_folder
 from common.machine import system
 from common.measure.device_run import load_for_ranks
@@ -42,13 +42,16 @@ from common.training import ranks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_shared(parser, "benchmark", "configuration", "--size", "--set", "--batch-size")
+    add_shared(parser, "benchmark", "configuration", "--size", "--set")
+    samples = "samples in a step on each rank; default: at size full an eighth of the configuration's, "
+    add_shared(parser, "--batch-size", help=f"{samples}at size mini its part of them")
     turns = "rounds of steps of each variant and shape"
     parser.add_argument("--turns", type=whole_number(2, 1000), default=4, metavar="N", help=turns)
     slow = "wait so long for each batch that is read, as slow storage would"
     parser.add_argument("--delay-data", type=float, default=0.0, metavar="MS", help=slow)
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace of some steps")
-    add_shared(parser, "--nproc", "--json", "--data", "--results")
+    add_shared(parser, "--nproc", help="ranks that take the steps together, one per GPU; default: 1")
+    add_shared(parser, "--json", "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -65,7 +68,10 @@ def main(args: argparse.Namespace) -> int:
             folders = ["--data", str(data_folder()), "--results", str(args.results.resolve())]
             trace = ["--trace", str(args.trace.resolve())] if args.trace else []
             words = [*MODULE, "common.cli", *sys.argv[1:], *folders, *trace]  # the ranks start elsewhere
-            return supervise(words, rank_environments(args.nproc, folder)).code
+            number, code = supervise(words, rank_environments(args.nproc, folder))
+        if code < 0:
+            print(f"error: rank {number} {launch.describe_signal(-code)}", file=sys.stderr)
+        return EXIT_FINDINGS if code < 0 else code
     figures = measure(args)
     if args.json and rank_info.rank == 0:
         print(json.dumps(figures))

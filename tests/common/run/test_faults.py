@@ -16,7 +16,7 @@ import pytest
 
 from common import processes
 from common.errors import UserError
-from common.run import supervision, worker
+from common.run import launch, supervision, worker
 from common.run.heartbeat import COMPUTING, EVALUATING, LOADING, Heartbeat
 from common.run.supervision import TEMPORARY, Watchdog
 from common.training.ranks import SINGLE_RANK
@@ -244,6 +244,21 @@ def test_a_hung_rank_that_no_signal_ends_does_not_keep_its_launcher(monkeypatch,
         assert ended == (0, -signal.SIGKILL)
         assert heartbeat.failure().startswith("rank 0 of 1, before the first step: no progress for 3 s")
     assert capsys.readouterr().err.count("--- stack of rank 0") == 1
+
+
+def test_signals_have_a_name_or_a_number():
+    assert launch.describe_signal(signal.SIGBUS).startswith("ended by SIGBUS (a file was cut short")
+    assert launch.describe_signal(signal.SIGRTMIN + 1) == f"ended by signal {signal.SIGRTMIN + 1}"
+
+
+def test_the_memory_of_a_system_without_memfd_is_a_file_until_it_is_closed(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+    heartbeat = Heartbeat.create(1, {"result": "here"})
+    heartbeat.slots[0].enter(7, COMPUTING)
+    with contextlib.closing(Heartbeat.open(heartbeat.path, 1)) as other:
+        assert other.spec == {"result": "here"}
+    heartbeat.close()
+    assert not os.path.exists(heartbeat.path)
 
 
 def test_the_rank_that_the_others_wait_for_is_late():
