@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--json", "--set")
     bands = "only train the first steps with so many seeds, and store the bands of their losses (size mini)"
     parser.add_argument("--store-bands", type=int, metavar="SEEDS", help=bands)
-    add_shared(parser, "--nproc", "--data", "--results")
+    add_shared(parser, "--nproc", help="ranks that exchange messages; default: one per GPU, else 2")
+    add_shared(parser, "--data", "--results")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ named by its path and has no `mini`; what it states is laid over all of these, a
 """
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,7 +289,8 @@ def data_command(verb: str, benchmark: str, size: str, configuration: str, direc
 def prepare_hint(benchmark: str, size: str, configuration: str, directory: str) -> str:
     """Tell a person to prepare the data of a configuration; size full is made from a source."""
     command = data_command("prepare", benchmark, size, configuration, directory)
-    place = f" --set data.directory={directory}" * (directory != usual_directory(benchmark, size))
+    setting = shlex.quote(f"data.directory={directory}")
+    place = f" --set {setting}" * (directory != usual_directory(benchmark, size))
     return f"run: {command}{place}{' --source DIR' * (size == 'full')}"
 
 

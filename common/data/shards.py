@@ -101,7 +101,7 @@ def read_settings(work: Path) -> dict[str, Any]:
     """Read the settings that a preparation was begun with; none where they are not recorded."""
     try:
         return dict(json.loads((work / SETTINGS).read_bytes()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

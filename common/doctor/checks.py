@@ -15,6 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, PositiveFloat
+
 from common.config.schema import RunConfig
 from common.data import preparation
 from common.data.manifest import MANIFEST, read_manifest
@@ -41,6 +43,18 @@ from common.training.load import load_config
 PROCESSES_ON_CPU = 2  # the fewest that can exchange messages
 
 
+class Projection(BaseModel):
+    minutes: PositiveFloat
+    assuming: str
+
+
+class ProjectedBench(BaseModel):
+    """The part of a file of `ttt bench` that predicts a run; older files have no projection."""
+
+    size: str
+    projected: dict[str, Projection] = {}
+
+
 def load_configs(
     benchmarks: Iterable[str], size: str, settings: Sequence[str] = ()
 ) -> dict[str, dict[str, RunConfig]]:
@@ -64,7 +78,8 @@ def check_machine(
 ) -> Iterator[Line]:
     """Yield the line of every check; `configs` are the configurations of each benchmark, by name.
 
-    `num_ranks` None: one for each GPU. With `is_quick` no process is started and nothing is trained.
+    `num_ranks` None: one for each GPU, two without one. With `is_quick` no process is started and nothing is
+    trained.
     """
     most_shards = max(num_shards(config) for named in configs.values() for config in named.values())
     yield from cheap_checks(size, results, most_shards)
@@ -207,9 +222,9 @@ def predict_from_bench(check: str, config: RunConfig, results: Path, num_devices
     """Predict from the figures of `ttt bench` on this hardware, and the samples of published runs."""
     folder = results / "throughput" / system.hardware_name()
     for path in find_newest(folder, config.benchmark):
-        figures = read_figures(path)
+        figures = read_figures(path, ProjectedBench)
         projected = figures.get("projected", {}).get(config.configuration)
-        if figures.get("size") == "full" and projected:
+        if figures["size"] == "full" and projected:
             minutes = projected["minutes"] * NUM_DEVICES / num_devices
             text = f"{minutes:.1f} min on {counted(num_devices, 'device')}, {projected['assuming']}"
             return ok(check, text, minutes=minutes)

@@ -5,6 +5,7 @@ from importlib import metadata
 from pathlib import Path
 
 from common import files
+from common.evidence.records import finite
 from common.machine import system
 from common.machine.line import Line, judge, ok
 
@@ -26,7 +27,8 @@ def read_record(path: Path) -> dict[str, float]:
     except (OSError, ValueError, RecursionError):
         return {}
     entries = content.items() if isinstance(content, dict) else ()
-    return {name: float(rate) for name, rate in entries if isinstance(rate, int | float) and rate > 0}
+    rates = {name: finite(rate) for name, rate in entries}
+    return {name: rate for name, rate in rates.items() if rate and rate > 0}
 
 
 def name_entry(what: str) -> str:

@@ -19,7 +19,7 @@ from common.machine import system
 from common.measure import throughput
 from common.measure.clock import interleave, measure_peaks, time_call, warm_up
 from common.measure.device_run import NUM_DEVICES, open_run, warn_without_gpu
-from common.measure.figures import new_file
+from common.measure.figures import keep
 from common.measure.throughput import Failure, Rate, reserved_bytes, step_memory
 from common.repository import benchmark_module
 from common.run.loop import TrainingRun
@@ -51,7 +51,7 @@ def bench(
 
     @cache
     def path() -> Path:  # there is no file before there is a figure
-        return new_file(results / "throughput" / system.hardware_name(), config.benchmark)
+        return keep(figures, results / "throughput" / system.hardware_name(), config.benchmark)
 
     def report(row: Rate | Failure) -> None:
         if isinstance(row, Failure):

@@ -8,21 +8,17 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from common.errors import UserError, first_fault
-from common.files import create_next, explain_os_error, save_json
+from common.files import create_next, explain_os_error, save_json, undo_on_failure
 
 
 def keep(figures: Mapping[str, Any], directory: Path, name: str) -> Path:
     """Write a new file NAME_N.json; an existing one is never overwritten."""
-    path = new_file(directory, name)
-    save_json(path, figures)
-    return path
-
-
-def new_file(directory: Path, name: str) -> Path:
-    """Return a new file NAME_N.json, empty so far."""
     with explain_os_error("cannot write figures here", directory):
         directory.mkdir(parents=True, exist_ok=True)
-        return create_next(directory, f"{name}_{{}}.json")
+        path = create_next(directory, f"{name}_{{}}.json")
+    with undo_on_failure(path.unlink):
+        save_json(path, figures)
+    return path
 
 
 def read_figures(path: Path, shape: type[BaseModel] | None = None) -> dict[str, Any]:
@@ -34,7 +30,7 @@ def read_figures(path: Path, shape: type[BaseModel] | None = None) -> dict[str, 
         figures = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"no figures ({error.strerror})", where=str(path)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"no figures (not JSON: {error})", where=str(path)) from error
     if isinstance(figures, dict) and {"stage", "figures"} <= figures.keys():
         figures = figures["figures"]

@@ -74,13 +74,14 @@ class BenchFigures(BaseModel):
 
     benchmark: str
     size: str
-    batch_size: PositiveInt
+    batch_size: PositiveInt | None = None  # a bench of which nothing could be built has none
     rates: list[Rate]
 
 
 class WholeBench(BenchFigures):
-    """A file of `ttt bench` that a person names: its peaks are needed, too."""
+    """A file of `ttt bench` that a person names: its batch and its peaks are needed, too."""
 
+    batch_size: PositiveInt
     peaks: Peaks
 
 

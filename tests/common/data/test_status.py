@@ -65,6 +65,12 @@ def test_from_missing_to_verified(prepared):
     assert verified["next"] == "ttt run language_bert baseline --size mini"
 
 
+@pytest.mark.parametrize("text", ["null", "5", "[1]", "{", "[" * 50_000])
+def test_damaged_settings_of_a_stopped_preparation_are_none(text, tmp_path):
+    (tmp_path / shards.SETTINGS).write_text(text)
+    assert shards.read_settings(tmp_path) == {}
+
+
 def test_a_record_counts_for_the_files_that_were_read_alone(prepared):
     assert verify(prepared).returncode == 0
     copy = shutil.copytree(prepared, prepared.with_name("copy"))

@@ -10,7 +10,7 @@ import pytest
 
 from common.doctor import checks, devices, first_steps
 from common.errors import UserError
-from common.machine import host
+from common.machine import host, system
 from common.machine.line import FAULT, OK, WARNING
 from common.machine.load import Load
 from common.repository import ROOT, benchmarks, configurations
@@ -108,6 +108,18 @@ def test_a_benchmark_without_bands_is_told_how_to_get_them_and_gets_them(tmp_pat
     first_steps.store("language_bert", named, 3)
     bands = first_steps.read_bands("language_bert")
     assert [*bands] == configurations("language_bert") and bands["baseline"].first == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ['{"size": "full", "projected": {"optimized": 5}}', "{}", "[" * 100_000])
+def test_damaged_figures_of_a_bench_are_named_in_one_line(text, tmp_path):
+    path = tmp_path / "throughput" / system.hardware_name() / "language_bert_0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(UserError, match="language_bert_0.json: no(t the expected)? figures"):
+        checks.predict_from_bench("minutes", load("language_bert", size="full"), tmp_path, 1)
+    path.write_text('{"size": "full", "projected": {"optimized": {"minutes": 10.0, "assuming": "much"}}}')
+    (line,) = [checks.predict_from_bench("minutes", load("language_bert", size="full"), tmp_path, 1)]
+    assert line.found == "80.0 min on 1 device, much"
 
 
 def test_the_time_is_that_of_earlier_runs_else_predicted_from_speed_and_samples():

@@ -1,5 +1,6 @@
 """The steps that are timed, and the figures that stay when a configuration or the bench itself fails."""
 
+import errno
 import json
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import torch
 from common.cli import dispatch
 from common.errors import EXIT_FINDINGS, UserError
 from common.measure import device_run, steptime
+from common.measure import figures as figures_files
 from common.measure.points import Point
 from common.measure.throughput import stepper, steps_of_turn, turn_length
 from common.study.predict.sources import batch_of
@@ -116,6 +118,16 @@ def test_what_was_measured_is_kept_when_a_bench_is_interrupted(tmp_path, monkeyp
     figures = json.loads(path.read_text())
     assert len(figures["failed"]) == len(figures["rates"]) == 1 and figures["peaks"]
     assert list(figures["parts"]) == ["quick"]
+
+
+def test_figures_that_cannot_be_written_leave_no_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(figures_files, "save_json", fail)
+    with pytest.raises(OSError, match="No space left"):
+        figures_files.keep({}, tmp_path, "language_bert")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_shape_is_named_and_nothing_is_written(tmp_path):

@@ -244,6 +244,10 @@ def test_a_resumed_run_that_died_before_its_own_checkpoint_goes_on_from_the_one_
     )
     last.write_text(f"# command: ttt run a b --resume={checkpoint_of(again).name}\n")
     short.write_text(f"# command: ttt run a b --resu {last}\n")
+    assert resume.find_resumed_result(result) is None
+    for nothing in ("''", "/"):
+        (other := result.with_name("result_4.txt")).write_text(f"# command: ttt run a b --resume {nothing}\n")
+        assert resume.find_resumed_result(other) is None
     for path in (again, last, short):
         found = resume.resume_run_set(run_set(), path, seed=None)
         assert found.checkpoint == checkpoint_of(result)
