@@ -122,6 +122,8 @@ class MuonAdamW(AdamW):
     def step_matrices(self, group: dict[str, Any]) -> None:
         """Take the step of a group of matrices."""
         matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
+        if not matrices:  # all are frozen
+            return
         gradients = [matrix.grad for matrix in matrices]
         for matrix in matrices:
             if not self.state[matrix]:  # under Adam's names: its `load_state_dict` reads `step`

@@ -77,6 +77,18 @@ def test_steps_are_those_of_torch():
     assert optimizer_name(ours) == "muon_adamw"
 
 
+def test_where_all_matrices_are_frozen_the_others_move():
+    model, started = make_pair()
+    optimizer = MuonAdamW(model.parameters(), hidden_matrices(model), **SETTINGS)
+    set_gradients(model, 0)
+    for matrix in hidden_matrices(model):
+        matrix.grad = None
+    optimizer.step()
+    for one, start in zip(hidden_matrices(model), hidden_matrices(started), strict=True):
+        assert torch.equal(one, start)
+    assert not torch.equal(model.cls.predictions.bias, started.cls.predictions.bias)
+
+
 def test_a_matrix_that_is_not_trained_is_refused():
     model, other = make_pair()
     with pytest.raises(ValueError, match="a matrix is not among the parameters"):
