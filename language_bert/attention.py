@@ -246,6 +246,9 @@ def varlen_attention(
     check_dtype(query.dtype)
     offsets = (sequences.cu_queries, sequences.cu_seqlens)
     longest = (sequences.max_queries, sequences.max_length)
+    if slopes is not None and sequences.kernel != "flash_attn":
+        hint = "install it, and call apply_alibi before unpad"
+        raise UserError("ALiBi needs flash-attn on a GPU", where="unpad", hint=hint)
     biased = {} if slopes is None else {"alibi_slopes": slopes.float()}  # an argument of flash-attn alone
     return gpu_kernel(sequences.kernel)(query, key, value, *offsets, *longest, **biased)
 

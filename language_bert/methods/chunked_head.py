@@ -69,7 +69,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden_grad, weight_grad, bias_grad, num = ctx.saved_tensors
         scale = grad / num
-        return (hidden_grad * scale).to(hidden_grad.dtype), weight_grad * scale, bias_grad * scale, None, None
+        wide = hidden_grad.to(scale.dtype)  # a GPU would round the scale to the 16 bits of this gradient
+        return (wide * scale).to(hidden_grad.dtype), weight_grad * scale, bias_grad * scale, None, None
 
 
 def chunked_cross_entropy(

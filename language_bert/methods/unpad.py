@@ -98,7 +98,8 @@ class UnpaddedBert(PackedBert):
 
     def __init__(self, model: Any, round_to: int) -> None:
         super().__init__(model)
-        kernel = choose_kernel("auto", head_size=head_size(model.config))
+        needs_bias = hasattr(self.bert.encoder, "alibi_slopes")
+        kernel = choose_kernel("auto", needs_bias=needs_bias, head_size=head_size(model.config))
         self.packing: list[Callable[[Batch], Batch]] = [
             partial(unpad_batch, round_to=round_to, kernel=kernel)
         ]
