@@ -203,8 +203,8 @@ def predict_decoding_s(data: ImageDataConfig, num_cores: int, num_ranks: int) ->
 
 def describe_first_epoch(data: ImageDataConfig, num_ranks: int) -> str:
     """Describe the prediction, with its constants, for machines of 64, 128 and 192 cores."""
-    if data.decoder == "nvjpeg":
-        return f"first epoch: nvJPEG decodes {data.num_train_samples:,} images; its rate was not measured"
+    if decoder := {"nvjpeg": "nvJPEG", "dali": "DALI"}.get(data.decoder):
+        return f"first epoch: {decoder} decodes {data.num_train_samples:,} images; its rate was not measured"
     seconds = [predict_decoding_s(data, num_cores, num_ranks) for num_cores in CORES]
     times = [
         f"{low:.0f} to {high:.0f} s on {count} cores"

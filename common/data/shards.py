@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,7 +37,7 @@ def read_index(path: Path, dtype: np.dtype, *, hint: str = "") -> np.ndarray:
     """Map an index (num_samples,) of this type into memory. Raises UserError for any other file."""
     try:
         index: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as error:  # the last two of a head
         raise UserError(f"cannot be read ({error})", where=str(path), hint=hint) from error
     if index.dtype != dtype or index.ndim != 1 or not len(index):
         raise UserError("not an index of shards", where=str(path), hint=hint)

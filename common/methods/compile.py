@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import nn
 
 from common.config.schema import Strict
+from common.errors import UserError
 from common.training.method import Method
 
 MAX_SHAPES = 64  # of all models of a process; torch's own limit is 8, beyond which it silently runs eager
@@ -35,7 +36,13 @@ def compile_options(mode: str, backend: str, options: dict[str, Any] | None = No
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     if backend != "inductor":
         return {"dynamic": False, "backend": backend}
-    return {"dynamic": False, "options": torch._inductor.list_mode_options(mode) | (options or {})}
+    options = torch._inductor.list_mode_options(mode) | (options or {})
+    try:
+        torch.compile(nn.Identity(), options=options)  # checks them; nothing is compiled before a call
+    except RuntimeError as error:
+        what = str(error).partition(", known options")[0]
+        raise UserError(what, where="options of torch.compile") from error
+    return {"dynamic": False, "options": options}
 
 
 def compile_model(

@@ -19,7 +19,7 @@ from common.training.method import Method
 
 def scale_length(num_epochs: int, ratio: float) -> int:
     """Return a number of epochs, or of steps, times `ratio`, rounded down."""
-    return int(num_epochs * ratio)
+    return int(round(num_epochs * ratio, 9))  # 90 * 0.7 is 62.99999999999999
 
 
 def scale_duration(duration: str, ratio: float) -> str:

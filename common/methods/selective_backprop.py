@@ -109,14 +109,17 @@ class SelectiveBackprop(Method):
         return bool(settings.start <= done < settings.end and not is_whole)
 
     def batch(self, batch: Batch, progress: Progress | None) -> Batch:
-        if progress is None or not self.is_selecting(progress):
+        if progress is None:
             return batch
-        if "labels" not in batch.targets or len(batch.targets["labels"]) != batch.num_samples:
+        labels = batch.targets.get("labels", torch.empty(0))
+        if len(labels) != batch.num_samples or (labels.ndim > 1 and not labels.is_floating_point()):
             self.refuse("this benchmark has no label for each sample")
+        if not self.is_selecting(progress):
+            return batch
         device = next(self.trained.parameters()).device
         inputs = {name: value.to(device, non_blocking=True) for name, value in batch.inputs.items()}
         with autocast(device, self.config.precision):
-            losses = sample_losses(self.trained, inputs, batch.targets["labels"])
+            losses = sample_losses(self.trained, inputs, labels)
         with progress.randomness(self.name):
             chosen = select_samples(losses, self.settings.keep)
         targets = {name: value.to(device, non_blocking=True)[chosen] for name, value in batch.targets.items()}

@@ -63,10 +63,8 @@ class ImageFolder:
 
     def jpeg(self, sample: int) -> bytes:
         """Return the content of the file. Raises UserError, too, when it is not what was prepared."""
-        try:
+        with explain_os_error("cannot be read", self.where(sample)):
             content = self.paths[sample].read_bytes()
-        except OSError as error:
-            raise UserError(f"cannot be read ({error.strerror})", where=self.where(sample)) from error
         if self.digests and hashlib.sha256(content).hexdigest() != self.digests[sample]:
             raise UserError("its content has changed (SHA-256 differs)", where=self.where(sample))
         return content

@@ -161,7 +161,7 @@ def ilsvrc_synsets(directory: Path, labels: LabelFile) -> dict[int, str]:
             table = loadmat(io.BytesIO(file.content), squeeze_me=True)["synsets"]
             pairs = zip(table["ILSVRC2012_ID"].tolist(), table["WNID"].tolist(), strict=True)
             return {int(number): str(synset) for number, synset in pairs}
-        except (LookupError, ValueError, TypeError, NotImplementedError, MatReadError, OSError) as error:
+        except (LookupError, ValueError, TypeError, RuntimeError, MatReadError, OSError, zlib.error) as error:
             raise file.error(f"not the devkit's table of synsets ({name_error(error, 60)})") from error
     if file := find_file(directory, "map_clsloc.txt"):
         return {int(words[1]): words[0] for words in file.lines if len(words) > 1 and words[1].isdecimal()}

@@ -79,7 +79,7 @@ def tar_samples(tar: tarfile.TarFile, path: Path) -> Iterator[Numbered]:
 def read_class(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> int:
     file = tar.extractfile(member)
     text = (file.read(32) if file else b"").decode("ascii", "replace").strip()
-    if not text.lstrip("-").isdecimal():
+    if not text.removeprefix("-").isdecimal():
         raise UserError(f"class {text!r} is no number", where=f"{path} {member.name}")
     return int(text)
 

@@ -54,7 +54,10 @@ def resize_images(images: Tensor, size_px: int, interpolation: str = "nearest") 
     if images.shape[-1] == size_px:
         return images
     size = (size_px, size_px)  # a scale factor can lose a pixel: 176 * (120 / 176) rounds down to 119
-    return F.interpolate(images, size=size, mode=interpolation, antialias=interpolation == "bilinear")
+    if interpolation == "nearest":
+        return F.interpolate(images, size=size, mode=interpolation)
+    wide = images.float() if images.element_size() < 4 else images  # a CPU has no antialiasing in 16 bits
+    return F.interpolate(wide, size=size, mode=interpolation, antialias=True).to(images.dtype)
 
 
 class ProgressiveResizing(Method):

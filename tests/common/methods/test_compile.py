@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from common.errors import UserError
 from common.methods import compile
-from common.methods.compile import compile_model, missing_compiler, remove_batch_counters
+from common.methods.compile import compile_model, compile_options, missing_compiler, remove_batch_counters
 from tests.common.methods.one_step import EXACT, assert_same_step, network
 
 
@@ -70,6 +71,13 @@ def test_a_copy_of_a_compiled_model_can_be_evaluated_and_names_its_weights_alike
     average = copy.deepcopy(model)
     assert list(average.state_dict()) == list(network().state_dict())
     torch.testing.assert_close(average(images), model(images))
+
+
+@pytest.mark.parametrize("options", [{"no_such": 1}, {"combo_kernels": 1}])
+def test_wrong_options_are_refused_before_anything_is_compiled(options):
+    compile_options("default", "inductor", {"combo_kernels": True})
+    with pytest.raises(UserError, match="options of torch.compile: Unexpected"):
+        compile_options("default", "inductor", options)
 
 
 @torch._dynamo.config.patch(recompile_limit=8)  # restored with it

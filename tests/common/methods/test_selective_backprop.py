@@ -103,6 +103,8 @@ def test_a_micro_batch_counts_by_the_samples_that_it_had(tmp_path):
 
 def test_samples_without_a_label_each_are_refused():
     method, _, batch = built(start=0.0)
-    wrong = Batch(inputs=batch.inputs, targets={"labels": torch.zeros(3)}, num_samples=10)
-    with pytest.raises(UserError, match="methods.selective_backprop: this benchmark has no label"):
-        method.batch(wrong, at(2))
+    method.settings = method.settings.model_copy(update={"start": 0.5})
+    for labels in (torch.zeros(3), torch.zeros(10, 160, dtype=torch.int64)):
+        wrong = Batch(inputs=batch.inputs, targets={"labels": labels}, num_samples=10)
+        with pytest.raises(UserError, match="methods.selective_backprop: this benchmark has no label"):
+            method.batch(wrong, at(2))  # before it selects anything

@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
 from common.errors import UserError
 from image_classification.data.label_files import validation_synsets
@@ -111,6 +111,19 @@ def test_a_label_file_that_ends_early_is_named(write, name, unlabelled):
     for num_bytes in sorted({*range(10), *range(0, len(content) - 8, max(len(content) // 100, 1))}):
         (unlabelled / name).write_bytes(content[:num_bytes])
         with pytest.raises(UserError, match=f"{name}: not "):
+            validation_synsets(unlabelled, list(TRUE), list(SYNSETS))
+
+
+def test_a_damaged_compressed_table_of_synsets_is_named(unlabelled):
+    write_devkit(unlabelled)
+    table = loadmat(unlabelled / "meta.mat")
+    savemat(unlabelled / "meta.mat", {"synsets": table["synsets"]}, do_compression=True)
+    assert validation_synsets(unlabelled, list(TRUE), list(SYNSETS))
+    content = (unlabelled / "meta.mat").read_bytes()
+    for place in range(140, len(content) - 8, 9):
+        damaged = content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
+        (unlabelled / "meta.mat").write_bytes(damaged)
+        with pytest.raises(UserError, match="meta.mat: not "):
             validation_synsets(unlabelled, list(TRUE), list(SYNSETS))
 
 

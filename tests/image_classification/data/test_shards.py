@@ -6,12 +6,14 @@ import os
 import pickle
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from common.data.shards import read_index
 from common.errors import UserError
 from image_classification.data.images import decode, open_images
 from image_classification.data.shards import (
@@ -127,6 +129,16 @@ def test_one_changed_bit_is_named_with_shard_and_record(directory, images):
     with pytest.raises(UserError, match=rf"train-00001.shard record {record}: .*CRC differs.*prepare again"):
         shards.jpeg(victim)
     assert all(shards.jpeg(s) == images[s].content for s in range(NUM_SAMPLES) if s != victim)
+
+
+def test_an_index_that_is_damaged_anywhere_in_its_head_is_named(directory):
+    path = directory / "train.index.npy"
+    whole, dtype = path.read_bytes(), np.load(path).dtype
+    for place in range(120):
+        for bit in (1, 8, 32):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            with suppress(UserError):  # some damages leave an index
+                read_index(path, dtype)
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,7 @@ def test_compressed_arrow_files_are_refused(source, tmp_path):
         (lambda files: files.pop("b.cls"), "sample b has no .cls"),
         (lambda files: files.pop("b.jpg"), "sample b has no image"),
         (lambda files: files.update({"b.cls": b"fox"}), "b.cls: class 'fox' is no number"),
+        (lambda files: files.update({"b.cls": b"--5"}), "b.cls: class '--5' is no number"),
         (lambda files: files.update({"b.cls": b"3\n"}), "b.jpg: class 3, expected 0 to 2"),
     ],
 )

@@ -61,3 +61,4 @@ def test_nearest_takes_pixels_as_they_are_and_bilinear_averages():
     assert resize_images(images, 2, "nearest").flatten().tolist() == [0, 2, 8, 10]
     averaged = resize_images(images, 2, "bilinear")
     assert averaged.mean() == pytest.approx(images.mean()) and averaged[0, 0, 0, 0] > 2
+    torch.testing.assert_close(resize_images(images.bfloat16(), 2, "bilinear"), averaged.bfloat16())
