@@ -336,8 +336,8 @@ def unscale(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
     earlier = state["found_inf_per_device"]
     state["stage"] = OptState.READY
     scaler.unscale_(optimizer)
-    for device, overflow in earlier.items():
-        state["found_inf_per_device"][device] += overflow
+    for device, overflow in earlier.items():  # 0 or 1: fused kernels skip a step at exactly 1
+        state["found_inf_per_device"][device].clamp_(min=overflow)
 
 
 def optimizer_name(optimizer: Optimizer) -> str:

@@ -188,6 +188,22 @@ def test_an_overflow_leaves_parameters_and_state_and_the_next_step_is_unscaled(s
     torch.testing.assert_close([one.detach() for one in model], expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("overflows", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("name", ["sgd", "decoupled_sgd", "adamw", "lars", "lamb"])
+def test_an_overflow_in_any_pass_of_a_step_leaves_the_parameters(name, overflows):
+    model = make_model(torch.float32)
+    before = [one.detach().clone() for one in model]
+    optimizer = build_optimizer(model, config(name=name))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.zeros(()))
+    for overflow in overflows:
+        for parameter, gradient in zip(model, make_gradients(0, torch.float32), strict=True):
+            parameter.grad = None if gradient is None else gradient * (torch.inf if overflow else 4.0)
+        unscale(scaler, optimizer)
+    scaler.step(optimizer)
+    torch.testing.assert_close([one.detach() for one in model], before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("settings", [LARS, LAMB])
 def test_training_goes_on_from_a_saved_state(settings):
     model = make_model(torch.float32)
