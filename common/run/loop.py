@@ -100,6 +100,7 @@ class TrainingRun(Training):
             self.watch.start_block()
         for step in range(max(first, self.first_step), last):
             if step > self.first_step and step % self.steps_per_checkpoint == 0:
+                self.slot.enter(step, BETWEEN)
                 save(self, step)
             self.slot.enter(step, LOADING)
             before = time.perf_counter()
@@ -291,8 +292,8 @@ def make_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
     wall, run.started = time.time(), time.monotonic()  # before the records: a slow disk is in the time
     log.stop("init_stop", time_ms=int(wall * 1e3))
     if spec.checkpoint:
-        gone_s = resume_run(run, Path(spec.checkpoint), result)
-        wall, run.started = time.time() - gone_s, time.monotonic() - gone_s
+        wall = resume_run(run, Path(spec.checkpoint), result)
+        run.started = time.monotonic() - (time.time() - wall)
     else:
         log.start("run_start", time_ms=int(wall * 1e3))
     try:
@@ -353,7 +354,7 @@ def save(run: TrainingRun, step: int) -> None:
 
 
 def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
-    """Set an initialized run to the state in a checkpoint; returns the seconds since its first run_start.
+    """Set an initialized run to the state in a checkpoint; returns the time of its first run_start.
 
     `result` then holds the log up to the checkpoint, the head of the resuming command, and `resumed`.
     """
@@ -363,6 +364,7 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
     run.first_step, run.epoch, run.quality = facts.step, facts.epoch, facts.quality
     now, evaluated = time.time(), [step for step in (0, *run.plan.evaluation_steps) if step <= facts.step]
     run.clock.resume(facts.step, evaluated[-1], time.monotonic() - (now - facts.block_started))
+    run.watch.start_block()  # the part of it that this process measures
     run.log.close()
     if run.rank_info.rank == 0:
         head = result.read_text("ascii")
@@ -376,4 +378,4 @@ def resume_run(run: TrainingRun, checkpoint: Path, result: Path) -> float:
         f"  goes on with step {facts.step + 1} of {run.plan.num_steps} from {checkpoint.name}, "
         f"saved {now - facts.saved:.0f} s ago, {now - facts.started:.0f} s after the first start"
     )
-    return now - facts.started
+    return facts.started

@@ -70,7 +70,7 @@ def crc_of(text: str) -> str:
 
 
 def tidy(result: Path, *, is_done: bool) -> None:
-    """Remove the files that an ended run does not need: drafts; its checkpoint, if it reached its target."""
+    """Remove the files that an ended run does not need: drafts, and the checkpoint of one that `is_done`."""
     for path in (result, checkpoint_of(result)):
         remove_draft(path)
     if is_done:
