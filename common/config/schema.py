@@ -154,7 +154,7 @@ class Plan:
 
     def epoch(self, step: int) -> int:
         """Return the epoch of the recipe, from 0, that a step counted from 0 belongs to."""
-        return int(step / self.budget) // self.steps_per_epoch
+        return int(round(step / self.budget, 6)) // self.steps_per_epoch  # 7 / 0.07 is just below 100
 
 
 class RunConfig(Strict):

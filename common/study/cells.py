@@ -20,7 +20,7 @@ from common.arguments import add_shared, seed, whole_number
 from common.config.names import find_base, short_name
 from common.config.schema import Loaded, RunConfig
 from common.data.preparation import check_data
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.disturbance import disturbed_runs
 from common.evidence.log import Log, read_log
 from common.evidence.paths import STUDY
@@ -148,7 +148,7 @@ def run(study: Study, args: argparse.Namespace) -> int:
             least = min(unknown, key=lambda run_set: max_samples(run_set.loaded.config))
             first = replace(least, num_runs=least.num_done + 1)
             code = run_sets.run_all([first], sys.argv[1:], fail_fast=True)
-            if code in (EXIT_INTERRUPTED, EXIT_USAGE) or (code and args.fail_fast):
+            if code == EXIT_INTERRUPTED or (code and args.fail_fast):
                 return code
             planned = plan_run_sets(study, args)
             show(study, planned)

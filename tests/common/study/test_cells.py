@@ -46,6 +46,11 @@ def test_a_budget_shrinks_a_run_with_its_whole_schedule(benchmark, configuration
             assert one == pytest.approx(other, abs=0.02 + 1 / max(1, part.warmup_steps))
 
 
+def test_the_first_step_of_an_epoch_counts_to_it():
+    plan = replace(loaded("image_classification", "baseline", "mini").plan(), steps_per_epoch=5, budget=0.07)
+    assert [plan.epoch(step) for step in (6, 7)] == [17, 20]  # 7 / 0.07 is 99.99999999999999
+
+
 def test_images_grow_at_the_same_shares_of_every_budget():
     for size, budget in (("full", 0.33), ("mini", 0.25), ("mini", 0.75)):
         config = loaded("image_classification", "optimized", size, f"budget={budget}")
