@@ -83,24 +83,24 @@ def draw_panels(
 
 def _plot_quality(axes: Axes, run_sets: Sequence[RunSet]) -> None:
     points = [point for run_set in run_sets for log in run_set.logs for point in log.curve]
-    unit, label = unit_of(max((point.minutes for point in points), default=0.0))
-    recipe_names = [recipes.recipe_name(run_set.lead) for run_set in run_sets]
-    for run_set, colour in zip(run_sets, colours(recipe_names), strict=True):
-        name = ascii_name(run_set.lead.configuration)
+    unit, time = unit_of(max((point.minutes for point in points), default=0.0))
+    names = [ascii_name(recipes.recipe_name(run_set.lead)) for run_set in run_sets]
+    for run_set, name, colour in zip(run_sets, names, colours(names), strict=True):
+        label = name
         for log in run_set.logs:
             times = [point.minutes * unit for point in log.curve]
             accuracies = [point.accuracy for point in log.curve]
-            axes.plot(times, accuracies, color=colour, marker=".", lw=1, alpha=0.8, label=name)
-            name = "_"  # matplotlib leaves this label out of the legend
+            axes.plot(times, accuracies, color=colour, marker=".", lw=1, alpha=0.8, label=label)
+            label = "_"  # matplotlib leaves this label out of the legend
     targets: dict[float, list[str]] = {}
-    for run_set in run_sets:
-        targets.setdefault(run_set.lead.target, []).append(ascii_name(run_set.lead.configuration))
-    for (target, names), style in zip(sorted(targets.items()), cycle(("--", ":", "-.")), strict=False):
+    for run_set, name in zip(run_sets, names, strict=True):
+        targets.setdefault(run_set.lead.target, []).append(name)
+    for (target, those), style in zip(sorted(targets.items()), cycle(("--", ":", "-.")), strict=False):
         if target < 1:
-            of = f" ({', '.join(names)})" * (len(targets) > 1)
+            of = f" ({', '.join(those)})" * (len(targets) > 1)
             axes.axhline(target, color=INK, lw=0.8, ls=style, label=f"target {target:g}{of}")
     quality = QUALITIES.get(run_sets[0].lead.benchmark, "quality")
-    axes.set(xlabel=f"{label} since run_start", ylabel=quality, xlim=(0, None))
+    axes.set(xlabel=f"{time} since run_start", ylabel=quality, xlim=(0, None))
     if axes.get_legend_handles_labels()[0]:  # below the axis, where no line crosses it
         axes.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 

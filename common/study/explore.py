@@ -175,7 +175,7 @@ def recipe_name(log: Log, name: str) -> str:
     turned = re.fullmatch(r"(with|without)-(.+)", name) if log.is_ours and log.lies_in_study else None
     if turned is None:
         return recipes.recipe_name(log)
-    methods, is_on = {event.value for event in log.events("method")}, turned[1] == "with"
+    methods, is_on = {printable(event.value, 64) for event in log.events("method")}, turned[1] == "with"
     changes = []
     for switch in turned[2].split("."):
         removed = switch.removeprefix("no_")

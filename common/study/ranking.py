@@ -16,7 +16,7 @@ from statistics import fmean
 from common.evidence import intervals
 from common.evidence.intervals import ALPHA
 
-ALIKE = ("benchmark", "size", "target", "kind", "trains_on")  # of the cells that are compared
+ALIKE = ("benchmark", "size", "target", "trains_on")  # of the cells that are compared
 Bounds = tuple[float, float]
 
 

@@ -65,7 +65,7 @@ function setClock() {
     run.minutes = !isTraining || run.whole === null ? run.whole : run.evaluation === null ? null : Math.max(0, run.whole - run.evaluation);
     const hasEnded = run.status <= 1 || run.cell.kind === "predicted"; // reached its target or its end
     run.complete = hasEnded && run.minutes > 0 && run.quality !== null;
-    run.minutesRange = run.cell.range && run.cell.range.map((minutes) => Math.max(0, minutes - run.whole + run.minutes));
+    run.minutesRange = run.minutes === null ? null : run.cell.range?.map((minutes) => Math.max(0, minutes - run.whole + run.minutes));
     run.curve = [];
     for (let i = 0; i < run.points.length; i += 4) {
       run.curve.push(run.points[i] - (isTraining ? run.points[i + 1] : 0), run.points[i + 2], run.points[i + 3]);
@@ -219,7 +219,7 @@ function meanOf(cell, ofCell) {
   return {
     cell, n: complete.length, num: ofCell.length, curve, runs: ofCell, complete: complete.length > 0,
     minutes: ends[0], quality: ends[2], samples: ends[1], samples_per_s: all("samples_per_s"),
-    minutesRange: cell.range ? ofCell[0].minutesRange : ofLogs(minutes), samplesRange: ofLogs(complete.map((run) => run.samples)), qualityRange: interval(complete.map((run) => run.quality), cell.quality_step),
+    minutesRange: cell.range ? ofCell[0].minutesRange : ofLogs(minutes), samplesRange: ofLogs(complete.map((run) => run.samples)), qualityRange: interval(complete.map((run) => run.quality), cell.quality_step)?.map((value) => Math.min(Math.max(value, 0), 1)),
     errors: ofCell.reduce((sum, run) => sum + run.errors, 0), warnings: ofCell.reduce((sum, run) => sum + run.warnings, 0),
   };
 }
@@ -816,11 +816,11 @@ function sortItems() {
   const order = { timeSameQuality: [(i) => timeBound(i, 1)], costSameQuality: [(i) => { const bound = timeBound(i, 1); return bound === null || cost(i) === null ? null : cost(i) * bound / i.minutes; }] }[state.sortBy];
   const best = { qualitySameTime: (i) => i.minutes, qualitySameCost: cost }[state.sortBy];
   const bounds = reference ? limits() : null;
-  const isRanked = (i) => i.cell.kind !== "predicted" && i.cell.task === reference.cell.task;
+  const isRanked = (i) => i.complete && i.cell.kind !== "predicted" && i.cell.task === reference.cell.task;
   let key, meets = null;
   if (order) {
     key = order[0];
-    if (bounds) meets = (i) => isRanked(i) && i.quality !== null && i.quality >= bounds.quality && hasNoMiss(i);
+    if (bounds) meets = (i) => isRanked(i) && i.quality >= bounds.quality && hasNoMiss(i);
   } else if (best) {
     key = (i) => { const bound = qualityBound(i, 0); return bound === null ? null : -bound; };
     const most = bounds && (state.sortBy === "qualitySameTime" ? bounds.minutes : bounds.dollars);
@@ -917,8 +917,8 @@ function drawPrices() {
     row.hidden = !shown.has(hardware);
     const dollars_ = rates.get(hardware);
     if (document.activeElement !== input) input.value = dollars_ === null ? "" : dollars_;
-    const offer = offers.findLast((candidate) => candidate.dollars === dollars_);
-    source.textContent = offer ? `${offer.price.instance}, ${offer.price.date}: ${offer.price.source}` : dollars_ === null ? "" : "entered here";
+    const stated = offers.filter((offer) => offer.dollars === dollars_ && (state.prices.has(hardware) || offer.price.cloud === state.cloud));
+    source.textContent = stated.map(({ price }) => `${price.instance}, ${price.date}: ${price.source}`).join("; or ") || (dollars_ === null ? "" : "entered here");
   }
 }
 

@@ -174,3 +174,9 @@ def test_a_cell_of_an_ablation_is_called_by_what_it_turns(tmp_path, cell, expect
     assert recipe_name(entry.run_set.lead, cell) == expected
     (shared,) = page_data([entry], [], [], tmp_path)["cells"]
     assert (shared["name"], shared["configuration"]) == (cell, expected)
+
+
+def test_a_method_of_no_name_hides_no_other_run(tmp_path):
+    study_run(tmp_path, cell="with-unpad", values={"method": ["a"]})
+    (entry,) = audit_paths([tmp_path / "study"])
+    assert len(page_data([entry], [], [], tmp_path)["cells"]) == 1
