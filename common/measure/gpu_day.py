@@ -101,6 +101,7 @@ def run_stages(stages: dict[str, list[Row]], output: Path, page: Path, order: li
     facts = {"hardware": system.hardware_name(), "versions": system.versions(), "commit": repository.commit()}
     print(f"{facts['hardware']}, {', '.join(f'{k} {v}' for k, v in system.versions().items())}", flush=True)
     output = output / system.hardware_name()
+    read_rows(output, order)  # a damaged one is refused before the GPU works
     is_ok = True
     for stage, rows in stages.items():
         ends = time.monotonic() + STAGE_S
@@ -169,8 +170,14 @@ def parse_figures(lines: list[str]) -> dict[str, Any] | None:
 
 
 def read_rows(output: Path, order: list[str]) -> list[dict[str, Any]]:
-    rows = [json.loads(path.read_text()) for path in sorted(output.glob("*-[0-9][0-9].json"))]
-    known = [record for record in rows if record["stage"] in order]
+    known = []
+    for path in sorted(output.glob("*-[0-9][0-9].json")):
+        try:
+            record = dict(json.loads(path.read_text()))
+            known += [record] * (record["stage"] in order)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            hint = "remove it, or choose another --output"
+            raise UserError("not a row of systems/gpu_day.sh", where=str(path), hint=hint) from error
     return sorted(known, key=lambda record: order.index(record["stage"]))
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from common import cli
+from common.errors import UserError
 from common.measure import captured, gpu_day
 from common.repository import ROOT
 from common.training.step import Training
@@ -132,6 +133,13 @@ def test_a_stage_that_cannot_run_is_named(stage, text, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu_day", "--output", "nowhere", stage])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu_day.main() == 2 and text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"stage": "tr', '{"a": 1}', "[1]"])
+def test_a_damaged_row_is_refused_before_the_first_row(text, tmp_path):
+    (tmp_path / "bert-00.json").write_text(text)
+    with pytest.raises(UserError, match="bert-00.json: not a row of systems/gpu_day.sh"):
+        gpu_day.read_rows(tmp_path, ["bert"])
 
 
 def test_a_python_that_is_none_is_named_in_one_line():
