@@ -3,10 +3,9 @@
 #   systems/gpu_day.sh                 all stages
 #   systems/gpu_day.sh check bert      some of them, each within 9 minutes
 # $PYTHON, else python3, has torch, torchvision, triton and transformers; the rest comes from wheels/ (wheels.sh).
-# One JSON a row goes to $OUT/<hardware> and the page to $OUT/gpu_day.html; without OUT the rows go to
-# results/throughput/gpu_day/<hardware> and the page to report/.
-# Both are written after each row, and the stages that are worth most come first.
-# Exit code 1: a row was not ok. Without a GPU all rows run at size mini, as a rehearsal.
+# After each row: its JSON in $OUT/<hardware>, else results/throughput/gpu_day/<hardware>; the page in $OUT, else report/.
+# The stages that are worth most come first.
+# Exit code 1: a row was not ok. Without a GPU the rows without gpus=N run at size mini, as a rehearsal.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python3}"

@@ -1,7 +1,7 @@
 """Decide whether a machine is as fast as expected: the doctor's checks, then the rates of training steps.
 
-The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU is measured
-at size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
+The steps are those of both benchmarks on all GPUs, on synthetic batches; a machine without a GPU needs
+--size mini. The rate of each configuration is compared with `ttt bench` on this hardware, else with the
 published runs on the same GPUs or the model of a GPU (labelled a prediction), or with the best rate of this
 machine so far (.machine/) where that demands more. Without anything to compare with, the rate is only
 kept. The line of each verdict says what was measured, what was expected, from where, and what to do; the

@@ -2,9 +2,9 @@
 
 It checks versions, GPUs (memory errors, slow-downs, Xid), disks, shared memory, open files and other
 programs; with real processes, the devices against each other and the messages between their ranks; for each
-benchmark, the prepared data, the kernels against their plain form, the loss of the first steps against a
-stored band, and the time to the target. Each line says ok, warning or fault, and what to do. `ttt run` makes
-the quick checks itself.
+benchmark, the prepared data, the kernels against their plain form, at size mini the loss of the first steps
+against a stored band, and the time to the target. Each line says ok, warning or fault, and what to do.
+`ttt run` makes the quick checks itself.
 
 examples:
   ttt doctor --size mini

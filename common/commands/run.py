@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_options(parser)
     tune_command.add_options(parser)
     add_shared(parser, "--data", "--results", "--systems")
-    plan = "print the merged configuration and the plan, then stop"
+    plan = "print the merged configuration and the plan, then stop; with -O1, -O2: search, print the choice"
     parser.add_argument("--dry-run", action="store_true", help=plan)
 
 

@@ -291,10 +291,7 @@ class RunSet:
 
     @property
     def systems_folder(self) -> Path | None:
-        """The folder of system descriptions: the one that the user named, else the one beside the results.
-
-        None for results that lie in no system's folder: no description has their name.
-        """
+        """The folder of system descriptions: the user's, else beside the results; None in no system's folder."""
         file = self.lead.file
         if not self.lead.folders[0]:
             return None

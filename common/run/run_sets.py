@@ -34,14 +34,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make only the runs that are missing in the results folder, with new numbers and seeds",
     )
+    add_fail_fast(parser)
     add_options_of_runs(parser)
+
+
+def add_fail_fast(parser: argparse.ArgumentParser) -> None:
+    text = "stop at the first run that fails, or that stops without reaching its target"
+    parser.add_argument("--fail-fast", action="store_true", help=text)
 
 
 def add_options_of_runs(parser: argparse.ArgumentParser) -> None:
     """Declare the options of run sets but --continue: a study always makes only the runs that are missing."""
-    parser.add_argument(
-        "--fail-fast", action="store_true", help="stop at the first run that does not converge"
-    )
     parser.add_argument(
         "--hung-after",
         type=whole_number(1, MAX_HUNG_AFTER_S),

@@ -29,6 +29,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import PATTERN
 from common.files import save_text
 from common.repository import relative_path
+from common.run import run_sets
 from common.study import cells
 from common.study.ablation import design
 from common.study.ablation import ledger as ledgers
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "benchmark")
     parser.add_argument("configuration", help="one of 'ttt list' that extends another")
     cells.add_options(parser, study=f"ablate-{IN_NAME}")
+    run_sets.add_fail_fast(parser)
     parser.set_defaults(seeds=2)
     more = "add seeds while a test that may stop at any time can still decide something; default: --seeds"
     parser.add_argument("--max-seeds", type=count, default=0, metavar="N", help=more)
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     states = "at most so many states of the factorial; 0: none"
     parser.add_argument("--max-design", type=count, default=16, metavar="N", help=states)
     parser.add_argument("--step-only", action="store_true", help="time steps only, train nothing")
-    enough = "rounds of steps; more where these show no effect after Holm's correction (10 of 13 switches)"
+    enough = "rounds of steps; raised where fewer cannot show an effect: from 13 switches on, to 10 or more"
     parser.add_argument("--turns", type=positive, default=9, metavar="N", help=enough)
     parser.add_argument("--remeasure", action="store_true", help="measure step times again")
     kept = "run nothing: answer from finished runs and kept step times, whatever code and machine made them"

@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.steps and args.measures:
-        raise UserError("--steps compares throughput alone", where="--measures", hint="leave one of them out")
+    unused = "--measures" if args.measures else "--nproc" if (args.nproc or 1) > 1 else ""
+    if args.steps and unused:
+        what = "--steps compares throughput alone, on one device"
+        raise UserError(what, where=unused, hint="leave one of them out")
     args.measures = args.measures or list(OF_RUNS)
     return cells.print_report(args, compare.compare)

@@ -55,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     dated = "dated prices; default: common/study/prices.yaml"
     parser.add_argument("--prices", type=Path, default=PRICES, metavar="FILE", help=dated)
     price = "a row of them, own=DOLLARS for an hour of your own machine, or DOLLARS for an hour of a device"
-    parser.add_argument("--price", metavar="NAME", help=f"{price}; default: every row", **many)
+    rows = "default: every row; --scaling takes one, default: none"
+    parser.add_argument("--price", metavar="NAME", help=f"{price}; {rows}", **many)
     parser.add_argument("--scaling", action="store_true", help="predict 1, 2, 4 ... devices")
     parser.add_argument("--score", action="store_true", help="compare earlier estimates with later runs")
     parser.add_argument("--reprice", action="store_true", help="price earlier estimates anew")
@@ -83,6 +84,8 @@ def main(args: argparse.Namespace) -> int:
         lacking = "no configuration was" if args.benchmark else "no benchmark and configuration were"
         raise UserError(f"{lacking} given", hint=hint)
     elif args.scaling:
+        if len(args.price) > 1:
+            raise UserError("--scaling takes one price", where="--price", hint="leave the others out")
         rows, assumptions = devices.predict_scaling(args, prices[0] if args.price else None)
         if args.json:
             print(json.dumps({"rows": rows, "formula": FORMULA, "assumptions": assumptions}))

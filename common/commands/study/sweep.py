@@ -27,6 +27,7 @@ from common.arguments import add_shared, positive, whole_number
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.files import save_with_picture
 from common.repository import benchmark_module
+from common.run import run_sets
 from common.study import cells, sweep, trials
 
 NO_RUNS = "of this machine, these cells and this size"
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     finished = "run nothing: answer from the runs that are finished, whatever code made them"
     parser.add_argument("--answers", action="store_true", help=finished)
     cells.add_options(parser, study="sweep")
+    run_sets.add_fail_fast(parser)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -86,9 +86,10 @@ class Experiment:
         """Return the figures of steps from their file; None unless it is of the same states and versions."""
         if self.args.remeasure or not self.steps_path.is_file():
             return None
-        figures = read_figures(self.steps_path, StepTimes)
+        figures = read_figures(self.steps_path)
         if any(figures.get(key) != value for key, value in self.describe_steps().items()):
             return None
+        figures = read_figures(self.steps_path, StepTimes)
         path = relative_path(self.steps_path)
         source = f"{figures['date']}, commit {figures['commit'][:7]},"
         self.console.print(f"step times of {source} are kept ({path}); --remeasure repeats them")

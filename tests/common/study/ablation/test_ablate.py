@@ -156,7 +156,8 @@ def test_step_times_are_kept_for_the_same_configurations_and_versions_only(resne
     ablation = experiment(plan(resnet, 0), tmp_path, turns=9, remeasure=False)
     wanted = ablation.describe_steps()
     assert len(set(wanted["configurations"].values())) == len(ablation.ablation.states)
-    kept = json.loads(json.dumps(wanted)) | {"date": "", "commit": "abc (clean)"}
+    kept = json.loads(json.dumps(wanted)) | {"date": "", "commit": "abc (clean)", "base_s": 1.0}
+    kept |= {"turns": {}, "shares": {}}
     other = kept | {"configurations": wanted["configurations"] | {"baseline": "another"}}
     for figures, is_kept in ((kept, True), (other, False), (kept | {"versions": {}}, False), ({}, False)):
         save_text(ablation.steps_path, json.dumps(figures))

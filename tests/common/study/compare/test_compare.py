@@ -139,6 +139,7 @@ def test_pairs_that_another_command_adds_before_the_lock_are_kept(steps, tmp_pat
         ("baseline optimized --study a%b", "'a%b' cannot name a study"),
         ("baseline optimized --study ..", "'..' cannot name a study"),
         ("baseline optimized --steps --measures time", "--steps compares throughput alone"),
+        ("baseline optimized --steps --nproc 2", "--nproc: --steps compares throughput alone, on one device"),
         ("baseline optimized --set targt=0.1", "target?"),
         ("baseline", "the following arguments are required: B"),
     ],

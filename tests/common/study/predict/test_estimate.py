@@ -252,6 +252,7 @@ def test_the_estimate_of_a_file_is_found_again(tmp_path):
         (SCALING[:3], "no throughput"),
         ([*SCALING[:4], "70"], "SAMPLES_PER_S@BATCH"),
         ([*SCALING, "--nodes", "500"], "1 to 1024"),
+        ([*SCALING, "--price", "2", "--price", "4"], "--scaling takes one price"),
         ([*SCALING, "--devices", "0"], "--devices"),
         ([*SCALING, "--devices", "12"], "whole machines of 8 devices; or --gpus N"),
         ([*SCALING, "--devices", "8", "--nodes", "2"], "exclude each other"),
