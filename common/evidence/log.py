@@ -291,7 +291,7 @@ class RunSet:
 
     @property
     def systems_folder(self) -> Path | None:
-        """The folder of system descriptions: as named, else beside the results; None in no system's folder."""
+        """The folder of system descriptions: as named or beside the results; None in no system's folder."""
         file = self.lead.file
         if not self.lead.folders[0]:
             return None
