@@ -46,7 +46,6 @@ LOADER_BATCH = 32
 SHORTCUT = (256, 56, 512)  # channels, size and outputs of the first strided shortcut of ResNet-50 at 224 px
 PAIR_IMAGES, STORED_PX, SIZE_PX = 8, 96, 56
 CHANNELS = 32
-HALF_BYTES = 2  # activations in 16 bits
 DECODING_MS = (1.8, 2.9)  # of a core, to decode and squash an image of HEIGHT x WIDTH: an assumed range
 HEIGHT, WIDTH = 375, 500  # of a usual image of ImageNet
 CORES = (64, 128, 192)
@@ -114,9 +113,8 @@ class Probes(probes.Probes):
     def other_loaders(self, factor: float) -> dict[str, list[str]]:
         """Return the loader with `factor` times the workers, and the loader that decodes once."""
         workers = min(math.ceil(self.num_readers * factor), os.cpu_count() or 1)
-        loaders = {}
-        if workers > self.num_readers or self.loads_once:
-            loaders[f"data.num_workers={workers}"] = ["data.loader=workers", f"data.num_workers={workers}"]
+        streamed = ["data.loader=workers", f"data.num_workers={workers}"]
+        loaders = {" ".join(streamed): streamed} if workers > self.num_readers or self.loads_once else {}
         if not augmentations(self.config):  # they need worker processes
             loaders[" ".join(DECODED_ONCE)] = DECODED_ONCE
         return loaders
@@ -152,7 +150,7 @@ class Probes(probes.Probes):
     def work(self, shape: str) -> Work:
         with torch.device("meta"):
             model = self.benchmark.build_model()
-        return training_work(model, pixels_of(shape))
+        return training_work(model, pixels_of(shape), DTYPES[self.config.precision].itemsize)
 
     def shape_shares(self) -> dict[str, float]:
         sizes = self.epoch_sizes_px()
@@ -371,8 +369,8 @@ def crop_pair(device: torch.device) -> KernelPair:
     )
 
 
-def training_work(model: nn.Module, size_px: int) -> Work:
-    """Return the work of one image (3, size_px, size_px), forward and backward, in 16 bits.
+def training_work(model: nn.Module, size_px: int, element_bytes: int = 2) -> Work:
+    """Return the work of one image (3, size_px, size_px), forward and backward.
 
     `model` lies on the meta device. Elements read or written: by a convolution 3 times its input and output;
     by a batch norm 3 forward and 5 backward, by an addition 1 and 3, by a pooling 2 and 2: addition and ReLU
@@ -396,4 +394,4 @@ def training_work(model: nn.Module, size_px: int) -> Work:
         model.eval()(torch.empty(1, 3, size_px, size_px, device="meta")).sum().backward()
     for hook in hooks:
         hook.remove()
-    return Work(flops=counter.get_total_flops(), num_bytes=HALF_BYTES * sum(elements))
+    return Work(flops=counter.get_total_flops(), num_bytes=element_bytes * sum(elements))

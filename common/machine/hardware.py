@@ -202,12 +202,16 @@ def ask_nvml(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def gpus() -> list[Any]:
-    """Return an NVML handle for each GPU; none without a driver."""
+    """Return an NVML handle for each GPU; none without a driver. Raises UserError for one that is lost."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    try:
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        hint = "nvidia-smi shows what the driver sees; a reboot brings back a GPU that fell off its bus"
+        raise UserError(f"a GPU does not answer ({error})", where="NVIDIA driver", hint=hint) from error
 
 
 def gpu_names() -> list[str]:

@@ -161,7 +161,7 @@ def choose_inside(text: str) -> float:
 
 def choose_network(text: str) -> float:
     """Return GB/s of a machine with `8xhdr`, or of a number. Raises UserError."""
-    match = re.fullmatch(r"(\d{1,2})x(\w+)", text.lower())
+    match = re.fullmatch(r"([1-9]\d?)x(\w+)", text.lower())
     rate = int(match[1]) * NETWORK[match[2]] if match and match[2] in NETWORK else positive_number(text)
     if rate is None:
         hint = f"GB/s of a machine, or links such as 8xhdr; known: {', '.join(NETWORK)}"

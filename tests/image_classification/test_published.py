@@ -149,6 +149,7 @@ def test_resnet101_has_torchvisions_operations():
         model = build_resnet("resnet101", 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == facts["num_params"]
     stem = 2 * 64 * 112**2 * 3 * 7**2  # its input needs no gradient
+    assert training_work(model, 224, 4).num_bytes == 2 * training_work(model, 224).num_bytes
     assert training_work(model, 224).flops == pytest.approx(6 * facts["_ops"] * 1e9 - stem, rel=1e-3)
 
 

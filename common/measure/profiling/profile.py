@@ -189,7 +189,7 @@ class Profiler:
     def write_trace(self, steps: range, path: Path) -> None:
         """Write a Chrome trace of a few steps of the loop as it is, on rank 0."""
         self.num_steps = MIN_STEPS
-        with closing(Feed(self.run.benchmark, steps)) as feed:
+        with closing(Feed(self.run.benchmark, steps, self.delay_s)) as feed:
             feed.skip_prefetched(SETTLING + self.num_steps)
             with torch.profiler.profile() as profiler:
                 self.turn(feed.__next__, [(cycle(steps), 1.0)])

@@ -29,7 +29,7 @@ class Saving:
 class Phase:
     """The steps of one shape. `parts_ms` add up to `step_ms` but for `unaccounted_ms`.
 
-    Rates: `loader_per_s` of the loader with nothing to wait for, in a later pass over the data;
+    Rates: `loader_per_s` with nothing to wait for, in a later pass over the data unless `is_first_pass`;
     `first_pass_per_s` in the first one, where that differs; `step_per_s` of steps on batches in memory.
     """
 
@@ -171,7 +171,7 @@ def describe_input_bound(profile: Profile, waiting: float) -> str:
         tried = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in profile.cures.items())
         cure = f"no loader setting that was tried is fast enough ({tried})"
     else:
-        cure = "no setting of this loader makes it faster: the storage has to be"
+        cure = "no other loader setting could be tried here: storage or processors limit it"
     causes = [
         f"{name} {saving.share:.0%}"
         for name in ("decoding", "augmentation")
@@ -193,7 +193,7 @@ def format_phase(phase: Phase, samples_name: str) -> Iterator[str]:
     yield f"  {'step':16} {phase.step_ms:9.2f}          {phase.unaccounted_ms:.2f} ms unaccounted for"
     note = ""
     if phase.is_first_pass:
-        note = " in its first pass, which is too long for this to see the next, faster one"
+        note = " in its first pass over the data; later passes are faster"
     elif phase.first_pass_per_s:
         note = f" ({phase.first_pass_per_s:,.0f} in the first pass over the data)"
     yield (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from common.machine import gpus
+from common.errors import UserError
+from common.machine import gpus, hardware
 from common.machine.line import FAULT, OK, WARNING
 from common.machine.load import gpu_state
 from tests.common.machine.conftest import refuse
@@ -34,6 +35,13 @@ def test_a_sick_gpu_is_named_and_only_a_visible_one(sick, monkeypatch, answers, 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0f,GPU-2f-7")
     assert list(gpus.visible_gpus()) == ["GPU GPU-0f", "GPU GPU-2f-7"]
     assert [line.state for line in gpus.check_health()] == [state]
+
+
+def test_a_gpu_that_fell_off_its_bus_is_named(sick, monkeypatch):
+    sick()
+    monkeypatch.setattr(hardware.pynvml, "nvmlDeviceGetHandleByIndex", refuse)
+    with pytest.raises(UserError, match="NVIDIA driver: a GPU does not answer"):
+        hardware.count_gpus()
 
 
 @pytest.mark.parametrize(

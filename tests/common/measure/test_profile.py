@@ -2,11 +2,15 @@
 
 import json
 from functools import partial
+from itertools import pairwise
 
 import pytest
+import torch
+from torch._C._autograd import DeviceType
 
 from common.measure.device_run import load_for_ranks, of_all_devices
 from common.measure.profiling.marks import PARTS
+from common.measure.profiling.trace import list_operators
 from common.training.load import load_open
 from common.training.probes import probes_of
 from tests.command import ttt, ttt_here
@@ -53,6 +57,16 @@ def test_images_have_a_phase_for_each_size_and_loaders_that_read_once():
     workers = image_probes("baseline", "data.num_workers=2")
     assert workers.phases() == [("112 px", range(352))]
     assert not workers.loads_once and workers.num_readers == 2 and "decoding" in workers.without_loading()
+
+
+def test_operators_follow_each_other_without_those_that_they_call():
+    layer, images = torch.nn.Linear(64, 64), torch.randn(64, 64)
+    with torch.profiler.profile(acc_events=True) as profiler:
+        torch.nn.functional.gelu(layer(images)).sum().backward()
+    events = [event for event in profiler.events() if event.device_type == DeviceType.CPU]
+    spans = [*list_operators(events)]
+    assert spans[-1][2] == pytest.approx(sum(event.self_cpu_time_total for event in events))
+    assert all(end == start for (*_, end), (_, start, _) in pairwise(spans)) and len(spans) > 5
 
 
 def test_methods_that_need_worker_processes_are_left_out_with_the_augmentation():

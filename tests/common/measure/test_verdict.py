@@ -59,7 +59,7 @@ def test_a_slow_loader_is_named_with_what_was_seen_to_remove_it():
     assert "kept batches" not in describe(phase(loader_per_s=320.0, savings=saved, **waits))
     none = describe(phase(loader_per_s=320.0, **waits), cures={"data.loader=resident": 300.0})
     assert "no loader setting that was tried is fast enough (data.loader=resident 300/s)" in none
-    assert "the storage has to be" in describe(phase(loader_per_s=320.0, **waits))
+    assert "storage or processors limit it" in describe(phase(loader_per_s=320.0, **waits))
 
 
 def test_a_loader_that_keeps_up_alone_shares_the_processor():

@@ -260,6 +260,7 @@ def test_the_estimate_of_a_file_is_found_again(tmp_path):
         ([*SCALING, "--overlap", "90"], "--overlap 90: expected shares"),
         ([*SCALING, "--inside", "nvlnk4"], "did you mean nvlink4"),
         ([*SCALING, "--network", "8xhdd"], "hdr, ndr"),
+        ([*SCALING, "--network", "0xhdr"], "hdr, ndr"),
         ([*SCALING[:3], "--bench", "pyproject.toml"], "pyproject.toml: no figures (not JSON"),
         ([*SCALING[:3], "--bench", "nope.json"], "nope.json: no figures (No such file"),
     ],
