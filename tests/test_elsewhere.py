@@ -118,7 +118,7 @@ def test_the_head_of_a_log_names_no_folder_of_this_machine(directory, tmp_path, 
     assert entry_of(log).changes == ["data.directory=data/text"]
 
 
-def test_folders_inside_the_repository_stay_in_the_command(tmp_path):
+def test_folders_inside_the_repository_stay_in_the_command():
     loaded = load_config("language_bert", "optimized", size="mini", settings=[])
     words = ["run", "--results", "results/study/tuned", "--systems", f"{ROOT}/results/study"]
     assert launch.describe_command(words, loaded.config) == (

@@ -128,7 +128,7 @@ def test_shards_are_not_read_before_a_run(full):
     preparation.check_data(loaded)
 
 
-def test_the_state_of_data_is_described_from_names_and_sizes(full, tmp_path):
+def test_the_state_of_data_is_described_from_names_and_sizes(full):
     directory, loaded = full
     (directory / "train.index.npy").write_bytes(b"y")  # of the same size
     assert preparation.describe_data(loaded.config) == "prepared"

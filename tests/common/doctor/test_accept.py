@@ -321,7 +321,7 @@ def test_ctrl_c_ends_every_process_and_keeps_the_checks(tmp_path):
     words = [sys.executable, "-m", "common.cli", "accept", *map(str, options)]
     with start(*words, env=os.environ | {"TMPDIR": str(tmp_path)}) as process:
         until(lambda: "language_bert baseline: " in process.stdout.readline())
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = until(lambda: psutil.Process(process.pid).children(recursive=True))
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == EXIT_INTERRUPTED and "interrupted: not all was measured" in printed

@@ -189,7 +189,7 @@ def probes():
 
 
 @pytest.mark.on_demand
-def test_a_rank_that_dies_is_a_fault_and_leaves_nothing(tmp_path):
+def test_a_rank_that_dies_is_a_fault_and_leaves_nothing():
     lines = []
     thread = threading.Thread(target=lambda: lines.extend(devices.check_devices(2)))
     thread.start()

@@ -127,7 +127,7 @@ class Machine:
                 assert read_facts(path).step >= 1
                 with safe_open(path, framework="pt") as file:
                     assert all(file.get_tensor(name) is not None for name in file.keys())  # noqa: SIM118
-        assert not list((self.folder / "temporary").glob("tmp*"))
+        assert not list((self.folder / "temporary").glob("ttt-*"))
         for path in new:
             path.unlink()
 

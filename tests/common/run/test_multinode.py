@@ -279,7 +279,7 @@ def test_containers_get_repository_data_output_and_infiniband(allocation, tmp_pa
     ("words", "expected"),
     [([], "optimized --size mini"), (["baseline", "--size=full"], "baseline --size=full")],
 )
-def test_the_check_and_the_run_have_one_size(allocation, tmp_path, words, expected):
+def test_the_check_and_the_run_have_one_size(allocation, words, expected):
     image = {"CONTAINER": "/images/suite.sif", "SIZE": "mini"}
     done, (checked, timed) = sbatch(allocation | image, "bert", *words)
     assert done.returncode == 0 and " ".join(timed).endswith(f" {expected}"), done.stderr

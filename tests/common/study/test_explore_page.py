@@ -206,7 +206,7 @@ def test_keys_reach_points_runs_and_logs(view, committed):
     assert browser.evaluate(unlabelled) == 0
 
 
-def test_means_with_intervals_come_first_and_studies_stay_on_an_axis_of_their_own(view, committed):
+def test_means_with_intervals_come_first_and_studies_stay_on_an_axis_of_their_own(view):
     browser = view(data_of(RESULTS, RESULTS / "study"), "#model=bert")
     status = "document.getElementById('status').textContent"
     assert re.search(r"33 runs trained to the end of a budget are left out$", browser.evaluate(status))
@@ -224,7 +224,7 @@ def test_means_with_intervals_come_first_and_studies_stay_on_an_axis_of_their_ow
         assert any(x == pytest.approx(min(right, edge)) for x, _ in lines)
 
 
-def test_predictions_are_shown_told_apart_and_in_no_answer(view, committed, tmp_path):
+def test_predictions_are_shown_told_apart_and_in_no_answer(view, committed):
     prediction = Points(
         kind="predicted",
         benchmark="bert",

@@ -240,7 +240,7 @@ def test_every_set_is_found_by_submitter_round_and_name():
                 assert entry.has_words(source.lower())
 
 
-def test_an_ambiguous_name_is_one_line_with_the_near_names(golden, tmp_path):
+def test_an_ambiguous_name_is_one_line_with_the_near_names():
     resnet = load_reported()["resnet"]
     with pytest.raises(UserError, match="more than one .* 'dell'; name one of: Dell v2.* more") as error:
         resnet.find("dell")

@@ -197,7 +197,9 @@ def test_every_result_of_the_committed_sets_repeats_unless_its_threads_were_lowe
 
 
 def test_replays_on_another_processor_lie_well_within_the_tolerance():
-    for entry, loss, accuracy in measured("bert"):
+    replays = list(measured("bert"))
+    assert replays
+    for entry, loss, accuracy in replays:
         assert entry["elsewhere"] and entry["accepted"]
         assert loss < TOLERANCES["bert"].loss / 1.5 and accuracy < TOLERANCES["bert"].accuracy / 1.5
 
@@ -234,7 +236,7 @@ def test_on_another_processor_forged_logs_are_told_from_true_ones(system, tmp_pa
         compare(edited(path, tmp_path, edit("seed", value=log.value("seed"))), log, OTHER)
         for path, log in pairs
     ]
-    assert sum(not replayed.is_accepted for replayed in others) >= 0.95 * len(others)
+    assert sum(not replayed.is_accepted for replayed in others) >= 0.95 * len(others) > 0
     for path, log in zip(paths, logs, strict=True):
         higher = edit_all(ACCURACY, lambda record: {"value": record["value"] + 0.02})
         for mutation in (higher, change(ACCURACY, lambda value: value + 0.02, at=-1)):

@@ -188,7 +188,7 @@ def test_a_late_reply_says_so_and_bounds_no_interval(authority, tmp_path):
     assert [finding.rule for finding in findings] == ["N905", "N905"]  # the seal has none
 
 
-def test_the_process_ends_with_its_launcher_and_not_by_ctrl_c(authority, tmp_path):
+def test_the_process_ends_with_its_launcher_and_not_by_ctrl_c(authority):
     code = "import sys, time; from common.run.sealing.anchoring import anchoring\n"
     code += "with anchoring(sys.argv[1]): print('ready', flush=True); time.sleep(60)"
     command = [sys.executable, "-c", code, authority[1]]
