@@ -278,13 +278,12 @@ def make_run(spec: Spec, rank_info: RankInfo, slot: Slot) -> int:
         what = "PyTorch cannot use the GPU of this machine"
         raise UserError(what, where=f"torch {torch.__version__}", hint=hint)
     dropped, how = False, ""
-    explained = explain_os_error("cannot be read", benchmark.directory, hint=config.prepared_hint)
-    with distributed.raise_on_all_ranks(), explained:
-        if rank_info.local_rank == 0:
-            dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
-    log.event("cache_clear", dropped, how=how)
-    log.start("init_start")
     with distributed.raise_on_all_ranks():
+        if rank_info.local_rank == 0:
+            with explain_os_error("cannot be read", benchmark.directory, hint=config.prepared_hint):
+                dropped, how = page_cache.drop(benchmark.directory, whole=spec.drops_caches)
+        log.event("cache_clear", dropped, how=how)
+        log.start("init_start")
         benchmark.prepare_loader()
     run.shows_warm_up = True
     run.initialize()
