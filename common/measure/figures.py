@@ -36,9 +36,14 @@ def read_figures(path: Path, shape: type[BaseModel] | None = None) -> dict[str, 
         figures = figures["figures"]
     if not isinstance(figures, dict):
         raise UserError("no figures", where=str(path))
+    if shape is not None:
+        check_shape(figures, shape, path)
+    return figures
+
+
+def check_shape(figures: dict[str, Any], shape: type[BaseModel], path: Path) -> None:
+    """Raise UserError where a key of `shape` is not among the figures in `path`, or of another kind."""
     try:
-        if shape is not None:
-            shape.model_validate(figures, strict=True)
+        shape.model_validate(figures, strict=True)
     except ValidationError as error:
         raise UserError(f"not the expected figures ({first_fault(error)})", where=str(path)) from error
-    return figures

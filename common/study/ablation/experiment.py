@@ -24,7 +24,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.log import Log
 from common.files import save_json
 from common.measure.device_run import expect_step_s, load_for_ranks, open_run
-from common.measure.figures import read_figures
+from common.measure.figures import check_shape, read_figures
 from common.repository import relative_path
 from common.run import launch
 from common.study import cells
@@ -89,7 +89,7 @@ class Experiment:
         figures = read_figures(self.steps_path)
         if any(figures.get(key) != value for key, value in self.describe_steps().items()):
             return None
-        figures = read_figures(self.steps_path, StepTimes)
+        check_shape(figures, StepTimes, self.steps_path)
         path = relative_path(self.steps_path)
         source = f"{figures['date']}, commit {figures['commit'][:7]},"
         self.console.print(f"step times of {source} are kept ({path}); --remeasure repeats them")

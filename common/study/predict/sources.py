@@ -44,8 +44,6 @@ OF_MACHINE = {"directory", "loader", "num_workers", "stored_on", "decoder"}
 PUBLISHED = ("model", "target", "max_duration", "budget", "global_batch_size", "optimizer", "schedule")
 NUM_TURNS = 4  # of a profile that an estimate measures
 FREE = {"micro_batch_size", "submission", "checkpoint_every"}  # that a run may decide for its machine
-
-
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._+=-]{1,64}$")]
 
 

@@ -118,7 +118,7 @@ def test_damaged_figures_of_a_bench_are_named_in_one_line(text, tmp_path):
     with pytest.raises(UserError, match="language_bert_0.json: no(t the expected)? figures"):
         checks.predict_from_bench("minutes", load("language_bert", size="full"), tmp_path, 1)
     path.write_text('{"size": "full", "projected": {"optimized": {"minutes": 10.0, "assuming": "much"}}}')
-    (line,) = [checks.predict_from_bench("minutes", load("language_bert", size="full"), tmp_path, 1)]
+    line = checks.predict_from_bench("minutes", load("language_bert", size="full"), tmp_path, 1)
     assert line.found == "80.0 min on 1 device, much"
 
 
