@@ -22,6 +22,7 @@ def test_files_on_a_disk_are_dropped(folder):
     (folder / "0.bin").read_bytes()
     is_cleared, how = page_cache.drop(folder, whole=False)
     assert is_cleared and how.endswith("of the 4 files of the data set")
+    assert not any(page_cache.is_cached(folder / "0.bin") for _ in range(10)), "to look is to read"
 
 
 def test_a_file_that_another_process_has_mapped_stays_and_is_counted(folder):
