@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from common.machine.line import Line, fault, judge, ok, warning
 
 BUSY_BYTES = 2**30  # of memory in use, above which a GPU is shared
 KERNEL_LOG = Path("/dev/kmsg")
-XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
+XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)[^)]*\): (\d+)")  # with MIG, instances follow the bus
 HARDWARE_XIDS = (48, 63, 64, 74, 79, 92, 94, 95, 109, 119, 120, 140)  # not those of a faulty program
 CHECK = "GPU health"
 NVML_TOO_WARM = pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
@@ -52,7 +53,8 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Line:
     """Check that the requested GPUs exist, and that torch reaches them."""
-    check, there = "GPUs", len(visible_gpus(environment))
+    visible = visible_gpus(environment)
+    check, there = "GPUs", len(visible)
     names, allocated = hardware.requested_gpus(environment), environment.get("SLURM_GPUS_ON_NODE", "")
     source, num_wanted = "CUDA_VISIBLE_DEVICES", len(names or ())
     if names is None and allocated.isdecimal():
@@ -74,7 +76,8 @@ def check_presence(size: str, environment: Mapping[str, str] = os.environ) -> Li
         text, is_fault = f"{there} there, torch reaches {reached}", size == "full"  # a CPU trains the other
         advice = f"{torch_build.install_line(torch_build.driver_cuda())}, or install a newer driver"
         return judge(check, text, advice, is_fault=is_fault, is_warning=True, there=there)
-    return ok(check, f"{there} x {hardware.gpu_names()[0]}", there=there)
+    models = Counter(map(pynvml.nvmlDeviceGetName, visible.values()))
+    return ok(check, hardware.counted(models), there=there)
 
 
 def check_health() -> list[Line]:
@@ -133,8 +136,11 @@ def read_kernel_log(path: Path) -> str:
     text, file = b"", os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         with suppress(BlockingIOError):  # the end
-            while message := os.read(file, 2**16):
-                text += message
+            while True:
+                with suppress(BrokenPipeError):  # newer messages replaced this one; the next read goes on
+                    if not (message := os.read(file, 2**16)):
+                        break
+                    text += message
     finally:
         os.close(file)
     return text.decode(errors="replace")

@@ -25,7 +25,8 @@ from common.machine.hardware import ask_nvml
 
 STAT = Path("/proc/stat")
 CPUS = Path("/sys/devices/system/cpu")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # quota and period
+QUOTA_V1 = [Path("/sys/fs/cgroup/cpu", f"cpu.cfs_{part}_us") for part in ("quota", "period")]
 LOOK_S = 0.3  # so that a hundred ticks a second tell a busy core from an idle one
 NAMES_S = 0.15  # to find the busiest program
 NUM_LOOKS = 3  # measurements before other programs are expected to stay
@@ -60,11 +61,11 @@ class Load:
 def usable_cores() -> float:
     """Count the cores that this process may use: its affinity, limited by the quota of its container."""
     cores = float(len(affinity()))
-    try:
-        quota, period = QUOTA.read_text().split()[:2]
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # no cgroup, or no limit
-        return cores
+    for paths in ([QUOTA], QUOTA_V1):
+        with suppress(OSError, ValueError):  # no cgroup of this version, or no limit ("max")
+            quota, period = map(int, " ".join(path.read_text() for path in paths).split()[:2])
+            return min(cores, quota / period) if quota > 0 else cores  # -1: no limit
+    return cores
 
 
 @cache

@@ -154,7 +154,8 @@ def collect_description(name: str) -> dict[str, str]:
     """Describe this machine under a name; a field that cannot be collected says why."""
     software = versions() | hardware.driver()
     torch = software.get("torch")
-    known = hardware.host(WORKSPACE) | hardware.accelerators()
+    storage = files.existing_folder(repository.data_folder())
+    known = hardware.host(storage) | hardware.accelerators()
     known |= {
         "submitter": hardware.PERSON,
         "division": "open",

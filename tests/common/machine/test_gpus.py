@@ -88,6 +88,28 @@ def test_xid_errors_of_the_hardware_are_read_from_the_kernels_log(tmp_path):
     line = gpus.kernel_xids(log)
     assert line.state == WARNING and "the last Xid 79 of GPU 0000:5e:00" in line.found
     assert gpus.kernel_xids(tmp_path / "none").state == OK
+    log.write_text("4,3,4,-;NVRM: Xid (PCI:0000:5e:00 GPU-I:05 GPU-CI:00): 94, pid=7, name=python\n")
+    assert "the last Xid 94 of GPU 0000:5e:00" in gpus.kernel_xids(log).found
+
+
+def test_messages_that_were_replaced_while_the_log_is_read_are_skipped(tmp_path, monkeypatch):
+    answers = [BrokenPipeError(), b"NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n", b""]
+
+    def read(descriptor, size):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    (tmp_path / "kmsg").touch()
+    monkeypatch.setattr(gpus.os, "read", read)
+    assert gpus.kernel_xids(tmp_path / "kmsg").state == WARNING
+
+
+def test_the_models_are_those_of_the_visible_gpus(nvml, monkeypatch):
+    nvml(3)
+    monkeypatch.setattr(gpus.pynvml, "nvmlDeviceGetName", lambda gpu: ("GT 1030", "H200", "H200")[gpu])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert str(gpus.check_presence("full", {"CUDA_VISIBLE_DEVICES": "1,2"})) == "GPUs: 2 x H200"
 
 
 @pytest.mark.parametrize(

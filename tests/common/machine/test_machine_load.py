@@ -84,7 +84,9 @@ def test_each_thread_gets_a_core_for_itself(load, num_ranks, threads):
 def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     stat, quota = tmp_path / "stat", tmp_path / "cpu.max"
     monkeypatch.setattr(machine_load, "STAT", stat)
+    quota_v1 = [tmp_path / "quota", tmp_path / "period"]
     monkeypatch.setattr(machine_load, "QUOTA", quota)
+    monkeypatch.setattr(machine_load, "QUOTA_V1", quota_v1)
     monkeypatch.setattr(machine_load, "affinity", lambda: {0, 1, 2, 3})
 
     def write(steal):
@@ -100,6 +102,11 @@ def test_stolen_time_and_the_quota_of_a_container_count(monkeypatch, tmp_path):
     assert machine_load.usable_cores() == 1.5
     quota.write_text("max 100000\n")
     assert machine_load.usable_cores() == 4
+    quota.unlink()
+    quota_v1[1].write_text("100000\n")
+    for text, cores in (("250000\n", 2.5), ("-1\n", 4)):
+        quota_v1[0].write_text(text)
+        assert machine_load.usable_cores() == cores
     stat.unlink()
     assert Meter().read() is None and look() is None
     assert host.processors(Meter()).state == OK
