@@ -96,8 +96,8 @@ def fetch(args: argparse.Namespace) -> int:
     print(downloads.describe(files, directory))
     if not args.dry_run:
         downloads.fetch(files, directory, finish=public.unpack)
-        folder = repository.relative_path(directory)
-        print(f"next: ttt data prepare {args.benchmark} --size full --source {shlex.quote(folder)}")
+        command = f"ttt data prepare {args.benchmark} --size full{repository.data_option()}"
+        print(f"next: {command} --source {shlex.quote(repository.relative_path(directory))}")
     return EXIT_OK
 
 

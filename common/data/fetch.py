@@ -246,10 +246,11 @@ def check_present(files: Sequence[RemoteFile], directory: Path) -> None:
     """Raise UserError for a file that is there with another size or MD5."""
     for file in files:
         path = directory / file.path
-        if path.exists() and (path.stat().st_size != file.num_bytes or md5_of(path) != file.md5):
-            raise UserError(
-                f"exists, but is not the file of {file.address}", where=str(path), hint="move it away"
-            )
+        with explain_os_error("cannot be read", path):
+            is_other = path.exists() and (path.stat().st_size != file.num_bytes or md5_of(path) != file.md5)
+        if is_other:
+            what = f"exists, but is not the file of {file.address}"
+            raise UserError(what, where=str(path), hint="move it away")
 
 
 def bytes_left(file: RemoteFile, directory: Path) -> int:

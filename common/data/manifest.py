@@ -171,5 +171,8 @@ def refuse_to_replace(directory: Path) -> None:
 
 
 def put_in_place(finished: Path, directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
+    hint = "remove this folder, and run the same command again"
+    with explain_os_error("the old data cannot be removed", directory, hint=hint):
+        if directory.exists():
+            shutil.rmtree(directory)
     os.replace(finished, directory)

@@ -240,7 +240,7 @@ def digest_files(directory: Path) -> str:
     """Digest the names, sizes and times of change of all files of a data set, its manifest too."""
     files = manifest.data_files(directory) | {manifest.MANIFEST: directory / manifest.MANIFEST}
     stats = {name: path.lstat() for name, path in files.items()}
-    facts = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()]
+    facts = [[name, stat.st_size, stat.st_ctime_ns] for name, stat in stats.items()]  # copies keep mtime
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from common.data import preparation
 from common.errors import UserError
 from common.files import write_whole
-from common.repository import install_hint
+from common.repository import OF_MACHINE, install_hint
 
 SPLITS = {  # the words in a file's path that name its split, as in the library `datasets`
     "train": {"train", "training"},
@@ -72,10 +72,11 @@ def explain_arrow_errors(path: Path) -> Iterator[ModuleType]:
     try:
         yield pyarrow
     except (pyarrow.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
+        code, reason = getattr(error, "errno", None), str(error).partition("\n")[0]
+        if code in (errno.ENOSPC, errno.EDQUOT):
             raise
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"not a whole {path.suffix[1:]} file ({reason})", where=str(path)) from error
+        what = "cannot be read" if code in OF_MACHINE else f"not a whole {path.suffix[1:]} file"
+        raise UserError(f"{what} ({reason})", where=str(path)) from error
 
 
 def read_schema(path: Path) -> Any:

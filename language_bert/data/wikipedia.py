@@ -22,6 +22,7 @@ import numpy as np
 
 from common.data import preparation, shards
 from common.errors import UserError
+from common.machine.load import usable_cores
 from common.processes import end_with_parent
 from language_bert.data.instances import Instance, InstanceSettings, create_instances, evenly_spaced
 from language_bert.data.shards import describe, write_shard
@@ -165,11 +166,11 @@ def plan(work: Path, source: Source, config: Any) -> list[PlannedShard]:
 
 
 def write_missing(missing: list[PlannedShard], num_instances: int) -> None:
-    """Write shards, one process per processor. Raises the UserError of the first that fails."""
+    """Write shards, one process per usable core. Raises the UserError of the first that fails."""
     num_bytes = sum(shard.file.stat().st_size for shard in missing)
     progress = preparation.Progress(num_items=num_instances, num_bytes=num_bytes, items="instances")
     processes = ProcessPoolExecutor(
-        max_workers=min(len(missing), os.cpu_count() or 1),
+        max_workers=min(len(missing), max(1, int(usable_cores()))),
         mp_context=multiprocessing.get_context("spawn"),
         initializer=follow_parent,
         initargs=(os.getpid(),),

@@ -171,3 +171,13 @@ def test_progress_has_rate_and_time_left():
     progress = fetch.ByteProgress(4 * 10**6)
     progress.num_bytes = 10**6
     assert progress.describe(20.0) == "1.0 of 4.0 MB, 0 MB/s, 1.0 min left"
+
+
+def test_a_file_that_cannot_be_read_is_named(storage, tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    download(storage, tmp_path)
+    monkeypatch.setattr(fetch, "md5_of", refuse)
+    with pytest.raises(UserError, match=r"one\.txt: cannot be read \(Permission denied\)"):
+        download(storage, tmp_path)

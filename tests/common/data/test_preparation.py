@@ -202,3 +202,15 @@ def test_a_manifest_of_wrong_types_or_nested_without_end_is_refused_in_one_line(
     ):
         line = one_line(ttt_here("data", verb, *options))
         assert f"manifest.json: not a data manifest ({key}" in line and f"; {advice}" in line
+
+
+def test_old_data_that_cannot_be_removed_are_named(tmp_path, monkeypatch):
+    for name in ("full", "finished"):
+        (tmp_path / name).mkdir()
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(manifest.shutil, "rmtree", refuse)
+    with pytest.raises(UserError, match=r"full: the old data cannot be removed \(Permission denied\)"):
+        manifest.put_in_place(tmp_path / "finished", tmp_path / "full")

@@ -234,3 +234,9 @@ def test_the_status_of_everything_has_each_benchmark_size_and_configuration():
     read_by = [name for entry in report["data"] for name in entry["configurations"]]
     assert set(read_by) >= {"baseline", "efficient"} and str(ROOT) not in done.stdout
     assert "--set data.directory" not in done.stdout  # --configuration says which folder
+
+
+def test_a_copy_that_keeps_its_times_is_not_verified(prepared):
+    assert verify(prepared).returncode == 0 and state()["state"] == "verified"
+    shutil.copytree(prepared.rename(prepared.with_name("original")), prepared)  # keeps mtimes
+    assert status.read_record(prepared) and state()["state"] == "prepared"

@@ -1,8 +1,11 @@
 """The files of a split, by the words in their paths."""
 
+import errno
+
 import pytest
 
-from common.data.tables import split_files
+from common.data.tables import explain_arrow_errors, split_files
+from common.errors import UserError
 
 FILES = (
     "data/train-00000-of-00294.parquet",
@@ -35,3 +38,12 @@ def test_the_last_word_in_its_path_names_the_split_of_a_file(split, expected, tm
     directory = tmp_path / "training"
     names = [path.relative_to(directory).as_posix() for path in split_files(directory, split, ".parquet")]
     assert names == list(expected)
+
+
+def test_a_file_that_may_not_be_read_or_a_full_quota_is_no_damage(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "train.parquet"
+    with pytest.raises(UserError, match="parquet: cannot be read"), explain_arrow_errors(path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    with pytest.raises(OSError, match="quota"), explain_arrow_errors(path):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")

@@ -104,3 +104,10 @@ def test_resident_images_that_do_not_fit_are_refused_before_the_start(prepared: 
     benchmark = mini(prepared, "data.loader=resident", "data.stored_px=100000")
     with pytest.raises(UserError, match="GiB of decoded pixels needed.*data.loader=workers"):
         benchmark.prepare_loader()
+
+
+def test_an_empty_folder_changes_no_label(own_copy: Path) -> None:
+    (own_copy / "train" / ".ipynb_checkpoints").mkdir()
+    assert fingerprint.verify(own_copy, {}, hint="") == []
+    labels = next(mini(own_copy, "global_batch_size=700").train_batches()).targets["labels"]
+    assert set(labels.tolist()) == set(range(10))

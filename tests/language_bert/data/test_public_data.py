@@ -175,3 +175,9 @@ def test_the_text_comes_as_files_and_status_says_what_is_left_to_do(storage, tmp
     check_source(folder)
     source, commands = report()
     assert source["missing"] == [] and f"{PREPARE} --source {folder}" in commands
+
+
+def test_the_next_command_names_the_folder_of_data(storage, tmp_path):
+    done = ttt_here("data", "fetch", "language_bert", "--mirror", storage.lists, "--data", tmp_path)
+    source = tmp_path / "language_bert" / "source"
+    assert done.stdout.endswith(f"next: {PREPARE} --data {tmp_path} --source {source}\n"), done.stderr

@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -355,3 +356,14 @@ def test_ctrl_c_ends_at_once_without_a_trace_of_workers(started):
     kept = f"note: {num_finished} finished shards are kept in {work}; the same command goes on\n"
     assert error == f"{kept}error: interrupted\n" and process.returncode == 130
     assert not psutil.wait_procs(workers, timeout=10)[1] and not directory.exists()
+
+
+def test_as_many_processes_write_as_the_container_has_cores(tmp_path, monkeypatch):
+    def stop(max_workers, **options):
+        raise UserError(f"{max_workers} processes")
+
+    monkeypatch.setattr(wikipedia, "usable_cores", lambda: 2.5)
+    monkeypatch.setattr(wikipedia, "ProcessPoolExecutor", stop)
+    (tmp_path / "part").touch()
+    with pytest.raises(UserError, match="^2 processes"):
+        wikipedia.write_missing([SimpleNamespace(file=tmp_path / "part")] * 4, 4)
