@@ -22,6 +22,7 @@ default. Half-lives in epochs and training on the average are left out, both off
 # the compiled pieces of the model.
 
 import copy
+import math
 
 import torch
 from pydantic import Field
@@ -79,10 +80,11 @@ class Ema(Method):
     average: nn.Module | None = None
 
     def configure(self, config: RunConfig) -> RunConfig:
-        num_steps = config.plan().num_steps
-        if self.settings.first_step >= num_steps:
-            what = f"{self.settings.first_step} is not before the last of {num_steps} steps"
-            self.refuse(what, setting="first_step")
+        num_steps, every = config.plan().num_steps, self.settings.every_steps
+        start = math.ceil(max(1, self.settings.first_step) / every) * every
+        if start >= num_steps:
+            setting = "first_step" if self.settings.first_step else "every_steps"
+            self.refuse(f"the average would start after step {start} of {num_steps}", setting=setting)
         return config
 
     @property

@@ -12,7 +12,8 @@ When not. A loss that is unstable in 16 bits. In float32 nothing changes; the co
 Use. With the model: `apply_low_precision_layernorm(model)`.
 Source. MosaicML Composer, algorithms/low_precision_layernorm. Layer normalization: Ba, Kiros and Hinton 2016,
 https://arxiv.org/abs/1607.06450.
-Unlike Composer. Nothing: no settings there either (since 0.12; 0.7 has no such method).
+Unlike Composer. There parameters are rounded in every pass, evaluation too; here only in uncompiled training
+on a GPU. No settings there either (since 0.12; 0.7 has no such method).
 """
 
 import torch

@@ -9,7 +9,8 @@ Relieves. Number of steps.
 When not. Beside `ema` (refused); before the learning rate has fallen, or when weights hardly move; where
 exact statistics of batch norm are worth another pass over images (torch.optim.swa_utils.update_bn).
 Use. With the model: `mean = start_average(model)  # late in training evaluate mean.module`. After each step:
-`if step >= 0.7 * num_steps and (step + 1) % (num_steps // num_epochs) == 0: mean.update_parameters(model)`.
+`if step + 1 >= 0.7 * num_steps and (step + 1) % (num_steps // num_epochs) == 0:
+mean.update_parameters(model)`.
 Source. Izmailov et al. 2018, https://arxiv.org/abs/1803.05407; MosaicML Composer 0.7, algorithms/swa;
 torch.optim.swa_utils.
 Unlike Composer. Same defaults for the start (0.7) and the samples (every epoch). The average never enters the
@@ -55,7 +56,7 @@ class Swa(Method):
 
     def sample_steps(self, config: RunConfig) -> range:
         every, last = max(1, config.steps(self.settings.every)), config.plan().num_steps
-        return range(max(1, ceil(self.settings.start * last / every)) * every, last + 1, every)
+        return range(max(1, ceil(round(self.settings.start * last / every, 9))) * every, last + 1, every)
 
     def configure(self, config: RunConfig) -> RunConfig:
         if not self.sample_steps(config):

@@ -120,7 +120,7 @@ class Method:
     """
 
     compiles: ClassVar[bool] = False  # whether it hands the model to torch.compile
-    # Training stays equal up to rounding, under optimizers without trust ratios; a test shows it.
+    # Training stays equal up to rounding, but for trust ratios and muon's steps; a test shows it.
     is_exact: ClassVar[bool] = False
     is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
     is_approved: ClassVar[bool] = False  # another numerical format that the closed division approves

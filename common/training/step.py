@@ -123,11 +123,13 @@ class Training:
 
     def shapes(self) -> Iterator[tuple[Batch, int]]:
         """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
-        steps = reversed(range(self.plan.num_steps))
-        first_steps = sorted({self.plan.epoch(step): step for step in steps}.values())  # of each epoch
+        plan, num_steps = self.plan, self.plan.num_steps
+        epochs = {plan.epoch(step): step for step in reversed(range(num_steps))}  # and its first step
+        starts = [start for method in self.methods for start in method.phase_starts(num_steps)]
+        steps = sorted({*epochs.values(), *(min(start, num_steps - 1) for start in starts)})
         shapes = set()
         for batch in self.benchmark.synthetic_batches():
-            for step in first_steps:
+            for step in steps:
                 inputs = self.prepare_batch(batch, self.progress(step)).inputs.values()
                 shape = tuple(value.shape for value in inputs if isinstance(value, Tensor))
                 if shape not in shapes:

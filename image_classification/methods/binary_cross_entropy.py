@@ -6,7 +6,8 @@ with bias -ln(classes), so that the loss on 1000 classes starts near 8 and not n
 Effect on quality. Published as part of a recipe that gains accuracy.
 Effect on time. Negligible: one pass over (batch, classes).
 Relieves. Nothing: it buys accuracy that fewer epochs spend.
-When not. Together with `label_smoothing`: this loss smooths its targets already.
+When not. Together with `label_smoothing`: this loss smooths its targets already. Listed before it, as in
+`baseline`, `label_smoothing` has no effect; listed after it, it smooths them again.
 Use. With the model: `apply_log_bias(model)`.
 For the loss: `loss = binary_cross_entropy(model(images), smooth_labels(labels, 1000, 0.08))`.
 Source. Wightman, Touvron and Jegou 2021, ResNet strikes back, https://arxiv.org/abs/2110.00476; MosaicML

@@ -9,7 +9,8 @@ convolution; before a 1x1 convolution the blur itself takes the stride (a quarte
 bfloat16 the strided blur is a sliced dense one. On a GPU one kernel computes the max-pool and its blur.
 Relieves. Nothing: it buys accuracy that fewer epochs and smaller images spend.
 When not. Fine textures that alias into a useful signal; few channels: it costs more than their convolution.
-Use. With the model: `apply_blurpool(model)  # in its state_dict conv1.weight becomes conv1.1.weight`.
+Use. With the model: `apply_blurpool(model)  # in a state_dict of ResNet-50 layer2.0.conv2.weight becomes
+layer2.0.conv2.1.weight`.
 Source. Zhang 2019, Making Convolutional Networks Shift-Invariant Again,
 http://proceedings.mlr.press/v97/zhang19a.html; MosaicML Composer 0.7, algorithms/blurpool (blur first, zero
 padding).

@@ -4,7 +4,7 @@ What. Three matrix products of (T, D) by (D, D) become one by (D, 3D) in the for
 suite's own kernel computes attention, in the backward pass. With other kernels the backward pass keeps three,
 because a copy that joins their gradients is predicted to cost more than one product saves.
 Effect on quality. None with sgd and adamw: the same numbers. `lars` and `lamb` take one trust ratio for all
-three.
+three, and the method `muon` orthogonalizes all three as one matrix.
 Effect on time. Small; fewer, larger matrix products and one read of the activations.
 Relieves. Forward pass, backward pass: memory traffic and launch overhead.
 When not. With `lamb`, if each projection is to have its own trust ratio, as in MLPerf. Needs `unpad`.

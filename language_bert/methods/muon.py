@@ -1,7 +1,8 @@
 """Muon for matrices, AdamW for the rest.
 
 What. A weight matrix of the encoder or of the head's transform moves by its momentum with all singular values
-set to about 1, in a few Newton-Schulz iterations. AdamW keeps embeddings, biases and norms.
+set to about 1, in a few Newton-Schulz iterations. AdamW keeps embeddings, biases and norms. What `fused_qkv`
+or `gated_linear_units` joins counts as one matrix.
 Effect on quality. Published, from random weights: AdamW's loss in half of the compute. From weights that Adam
 trained, as BERT's checkpoint, published results are equal or worse.
 Effect on time. Three matrix products an iteration for each matrix, however large the batch; every rank

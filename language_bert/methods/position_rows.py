@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from common.config.schema import Strict
+from common.config.schema import RunConfig, Strict
 from common.training.method import Method
 
 
@@ -34,6 +34,12 @@ class PositionRows(Method):
         trained_rows: int = Field(
             default=128, gt=0, description="the length that they were trained on, in tokens"
         )
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        length = config.model_dump()["data"]["max_seq_length"]
+        if self.settings.trained_rows >= length:
+            self.refuse(f"leaves none of {length} rows to copy to", setting="trained_rows")
+        return config
 
     def model(self, model: nn.Module) -> nn.Module:
         bert: Any = model.bert

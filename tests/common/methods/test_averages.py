@@ -106,3 +106,11 @@ def test_parameters_that_are_shared_stay_shared_in_the_copy():
         model[0].weight.add_(1)
     update_average(average, model, 0.75)
     torch.testing.assert_close(average[0].weight, before + 0.25)
+
+
+def test_the_first_sample_of_swa_is_at_its_start_where_the_product_is_inexact():
+    settings = ["max_duration=100ba", "evaluate_every=50ba", "schedule.warmup=2ba"]
+    settings += ["methods.swa={start: 0.55, every: 1ba}"]
+    config = load_config("image_classification", "baseline", size="mini", settings=settings).config
+    (method,) = (method for method in build_methods(config) if method.name == "swa")
+    assert method.sample_steps(config)[0] == 55

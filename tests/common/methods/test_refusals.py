@@ -37,7 +37,9 @@ def load(where, settings):
 @pytest.mark.parametrize(
     ("where", "method", "settings", "message"),
     [
-        ("resnet baseline mini", f"{EMA[8:-1]}, first_step: 999}}", (), "999 is not before the last"),
+        ("resnet baseline mini", f"{EMA[8:-1]}, first_step: 999}}", (), "first_step: .*step 1000 of 352"),
+        ("resnet baseline mini", EMA[8:].replace("2}", "20}"), SHORT, "every_steps: .*20 of 20"),
+        ("bert baseline full", "position_rows={trained_rows: 512}", (), "trained_rows: leaves none of 512"),
         ("resnet baseline full", "scale_schedule={ratio: 1.001}", (), "max_duration stays 90ep"),
         ("resnet baseline mini", "selective_backprop={start: 0.9}", (), "start: must lie before end"),
         ("resnet baseline mini", "selective_backprop={whole_every: 1}", (), "leaves no step"),

@@ -131,3 +131,10 @@ def test_it_is_moved_before_the_packing_and_packed_batches_are_short():
         batch = used.batch(batch, progress(0))
     packed = batch.inputs["sequences"].cu_seqlens.diff()[: len(lengths)]
     assert packed.tolist() == lengths.clamp(max=8).tolist()
+
+
+def test_warm_up_sees_all_lengths_up_to_the_full_one(tmp_path):
+    run = build(configured(name="baseline"), tmp_path, warms_up=False)
+    batches = [run.prepare_batch(batch, run.progress(step)) for batch, step in run.shapes()]
+    run.log.close()
+    assert [batch.inputs["input_ids"].shape[1] for batch in batches] == [8, 40, 80, 120, 160]
