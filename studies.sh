@@ -7,6 +7,7 @@ source .ci/setup.sh train
 mini=(--size mini --set "submission.hardware=${HARDWARE:-auto}")
 apart=(--results results/study/tuned --systems results/study/tuned --continue)
 study() { echo "== ttt $*"; .venv/bin/ttt "$@"; }
+for benchmark in language_bert image_classification; do study data prepare $benchmark --size mini; done
 study inspect profile language_bert optimized "${mini[@]}" --delay-data 20
 study inspect profile image_classification optimized "${mini[@]}" --delay-data 250 --set data.loader=workers
 for benchmark in language_bert image_classification; do

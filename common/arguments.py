@@ -18,7 +18,7 @@ MAX_BATCH = 10**9  # samples
 SETTING = re.compile(r"[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
-def add_shared(parser: argparse.ArgumentParser, *names: str, **changes: Any) -> None:
+def add_shared(parser: argparse._ActionsContainer, *names: str, **changes: Any) -> None:
     """Add arguments that several commands share; `changes` replace their keywords of `add_argument`.
 
     The default size is full: nobody gets figures of the proxy, mini, without typing its name.
@@ -127,11 +127,14 @@ def settle_folders(args: argparse.Namespace) -> None:
     """Complete the folders of a command, and make --data known to the processes that it starts.
 
     Without a PATH a command reads --results. Raises UserError for a PATH together with --results, and for a
-    --systems or --data that is not a folder.
+    --systems, --data or --results that is not a folder.
     """
     options, usual = vars(args), repository_path("results")
     if "data" in options:
         repository.set_data_folder(args.data)
+    results = options.get("results")
+    if isinstance(results, Path) and os.path.exists(results) and not os.path.isdir(results):
+        raise UserError("is not a folder", where=f"--results {results}")
     if "paths" not in options:
         if "systems" in options:
             args.systems = args.systems or repository.systems_beside(args.results)

@@ -116,9 +116,11 @@ def existing_folder(path: Path) -> Path:
 
 
 def check_folder(file: Path, where: str) -> None:
-    """Raise UserError where a file that is written at the end of a measurement has no folder."""
+    """Raise UserError where a file that is written at the end of a measurement has no folder, or is one."""
     if not file.absolute().parent.is_dir():
         raise UserError("no such folder", where=f"{where} {file}")
+    if file.is_dir():
+        raise UserError("is a folder", where=f"{where} {file}", hint="name a file in it")
 
 
 def make_folder(path: Path) -> list[Path]:

@@ -153,6 +153,7 @@ def test_the_option_and_the_variable_name_the_data_of_a_command(prepared, monkey
     file = tmp_path / "file"
     file.touch()
     assert f"--data {file}: is not a folder" in one_line(ttt_here(*verify, "--data", file))
+    assert f"--results {file}: is not a folder" in one_line(ttt_here("score", "--results", file))
     monkeypatch.setenv(DATA, "file")
     assert "TTT_DATA file: is not a folder" in one_line(ttt_here(*verify))
 

@@ -45,6 +45,7 @@ VERSION = r"ttt [0-9]+\.[0-9]+\S*, commit [0-9a-f]{40} \((clean|modified)\), cod
         (["run", "bert", "baseline", *MINI, "--set", "data.directory=data/none"], "ttt data prepare"),
         (["data", "verify", "bert", "--set", "data.directory=data/none"], "ttt data prepare"),
         (["inspect", "kernels", "bert", "eager", *MINI, "--trace", "no/t.json"], "no/t.json: no such folder"),
+        (["inspect", "kernels", "bert", "eager", *MINI, "--trace", "/tmp"], "--trace /tmp: is a folder"),
         (["bench"], "required: benchmark; see"),
         (["bench", "resnet", "fast"], "known: baseline"),
         (["bench", "bert", "baseline+bogus=1", *MINI], "unknown key"),

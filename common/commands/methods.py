@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a method, to print its card, or a benchmark, to list the methods that it can use"
     parser.add_argument("name", nargs="?", help=text)
     add_shared(parser, "--out", help="write the page of all cards, NAME.md (Markdown)")
-    parser.add_argument("--write", dest="out", type=Path, help=argparse.SUPPRESS)  # its old name
     text = "time steps with and without each method, or the one called NAME"
     parser.add_argument("--measure", choices=SIZES, help=text)
     text = "pairs of timings for each method; default: 4"

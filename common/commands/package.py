@@ -24,7 +24,7 @@ from pathlib import Path
 from common.arguments import add_shared
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.log import load
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.submission.package import NAME, REHEARSAL, Request, assemble, refuse_existing, write
 from common.repository import ROOT
 
@@ -64,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     for line in package.notes + package.findings:
         print(printable(line, 500))
     if package.findings:
-        print(f"{len(package.findings)} findings; nothing was written")
+        print(f"{counted(len(package.findings), 'finding')}; nothing was written")
         return EXIT_FINDINGS
     size = f"{len(package.items)} files, {sum(num_bytes for _, num_bytes, _ in package.listing):,} bytes"
     if args.rehearsal:

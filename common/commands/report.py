@@ -24,10 +24,11 @@ from common.evidence.submission import official
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "paths", "--results", "--systems")
+    written = parser.add_mutually_exclusive_group()
     page = "the page, NAME.html, or a folder for index.html; default: report/ of the repository"
-    add_shared(parser, "--out", help=page, default=repository_path("report"), metavar="PATH")
+    add_shared(written, "--out", help=page, default=repository_path("report"), metavar="PATH")
     plot = "write the plot of quality against time instead"
-    parser.add_argument("--plot", type=svg_file, metavar="FILE.svg", help=plot)
+    written.add_argument("--plot", type=svg_file, metavar="FILE.svg", help=plot)
     skipped = "skip the official checkers (up to 1 s a log)"
     parser.add_argument("--no-official", action="store_true", help=skipped)
 

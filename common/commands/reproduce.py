@@ -34,7 +34,7 @@ import argparse
 import json
 
 from common.arguments import add_shared, share, svg_file
-from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.compare.claims import judge
 from common.evidence.compare.collect import entry_lines
 from common.evidence.compare.lines import claim_json, claim_lines, reproduction_json, reproduction_lines
@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.json and (args.entries or args.plot):
+        where = "--entries" if args.entries else "--plot"
+        raise UserError("prints no JSON", where=where, hint="leave out --json")
     if args.entries:
         print(*entry_lines(args.paths), sep="\n")
         return EXIT_OK

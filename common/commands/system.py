@@ -39,7 +39,7 @@ from common.evidence.system import (
     read_facts,
     read_fields,
 )
-from common.files import explain_os_error
+from common.files import explain_os_error, undo_on_failure
 from common.machine import system
 from common.repository import NAME
 
@@ -85,11 +85,11 @@ def describe(args: argparse.Namespace) -> int:
         return EXIT_OK
     with explain_os_error("cannot write here", args.out):
         try:
-            with args.out.open("x") as stream:
-                stream.write(system.as_json(description))
+            stream = args.out.open("x")
         except FileExistsError:
-            what = "this file exists; descriptions are never overwritten"
-            raise UserError(what, where=str(args.out)) from None
+            raise UserError("exists; descriptions are never overwritten", where=str(args.out)) from None
+        with undo_on_failure(args.out.unlink), stream:
+            stream.write(system.as_json(description))
     print(f"wrote {printable(str(args.out))}")
     return check(args.out)
 

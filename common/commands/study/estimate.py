@@ -58,10 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rows = "default: every row; --scaling takes one, default: none"
     parser.add_argument("--price", metavar="NAME", help=f"{price}; {rows}", **many)
     parser.add_argument("--scaling", action="store_true", help="predict 1, 2, 4 ... devices")
-    parser.add_argument("--score", action="store_true", help="compare earlier estimates with later runs")
-    parser.add_argument("--reprice", action="store_true", help="price earlier estimates anew")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--score", action="store_true", help="compare earlier estimates with later runs")
+    other.add_argument("--reprice", action="store_true", help="price earlier estimates anew")
     checked = "compare predictions with published results"
-    parser.add_argument("--check-published", action="store_true", help=checked)
+    other.add_argument("--check-published", action="store_true", help=checked)
     add_shared(parser, "--json", "--data", "--results")
 
 

@@ -55,6 +55,8 @@ class KeptEstimate(BaseModel):
 
 def make_record(args: argparse.Namespace, config: RunConfig) -> Record:
     """Return an estimate with its rates, samples and configuration; unstated rates are measured now."""
+    if args.batch_per_device:
+        raise UserError("needs --scaling", where="--batch-per-device")
     (machines, per_machine), links = devices.choose_machines(args), devices.choose_links(args)
     if not NAME.fullmatch(args.hardware or "here"):
         raise UserError(f"'{args.hardware}' is not {NAME.pattern}", where="--hardware")

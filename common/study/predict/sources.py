@@ -182,11 +182,7 @@ def newest_profile(results: Path, hardware: str, values: dict[str, Any]) -> Rate
 
 
 def newest_bench(
-    results: Path,
-    hardware: str,
-    probes: "Probes",
-    name: str,
-    batch_size: int | None = None,
+    results: Path, hardware: str, probes: "Probes", name: str, batch_size: int | None = None
 ) -> Rates | None:
     """Take the rates of a configuration's full name in the newest bench on a hardware; None without one.
 
@@ -312,8 +308,9 @@ def choose_rates(args: argparse.Namespace, probes: "Probes") -> Rates:
 
     Raises UserError where a hardware is named that has no figures.
     """
-    if args.measure and args.hardware:
-        raise UserError("--measure and --hardware exclude each other", hint="leave one of them out")
+    for name in ("hardware", "measured", "bench"):
+        if args.measure and getattr(args, name):
+            raise UserError(f"--measure and --{name} exclude each other", hint="leave one of them out")
     config: RunConfig = probes.config
     name = full_name(args, config)
     if args.measured:

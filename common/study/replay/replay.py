@@ -37,7 +37,7 @@ from common.evidence.recipes import configuration_of
 from common.evidence.records import counted, printable
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
-from common.files import explain_os_error, make_folder, temporary_folder
+from common.files import explain_os_error, make_folder, temporary_folder, write_whole
 from common.machine import hardware, system
 from common.repository import DATA, FOLDER, IS_INSTALLED, ROOT, WORKSPACE
 from common.run.supervision import supervise, temporary_environment
@@ -266,11 +266,14 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
         if kept and kept.exists():
             again = read_log(kept)
         else:
+            if kept:
+                with explain_os_error("cannot keep the result", kept):  # before minutes of training
+                    make_folder(kept.parent)
+                    tempfile.TemporaryFile(dir=kept.parent).close()
             with make_again(recipe) as again:
                 if kept and again.file:
-                    with explain_os_error("cannot keep the result", kept):
-                        make_folder(kept.parent)
-                        shutil.copyfile(again.file, kept)
+                    with explain_os_error("cannot keep the result", kept), write_whole(kept) as draft:
+                        shutil.copyfile(again.file, draft)
         processors = stated_processor(log), stated_processor(again) or here
         replayed.append(compare(log, again, processors))
         print(*verdict_lines(replayed[-1]), sep="\n", flush=True)

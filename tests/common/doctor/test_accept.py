@@ -329,3 +329,11 @@ def test_ctrl_c_ends_every_process_and_keeps_the_checks(tmp_path):
     texts, lines = read(out)
     assert list(lines) == ["doctor"] and json.loads(texts["verdicts.json"])["doctor"]
     assert list(tmp_path.glob("ttt-*")) == []
+
+
+def test_figures_that_cannot_be_read_do_not_cost_the_archive(machine, tmp_path):
+    folder = tmp_path / "results" / "throughput" / system.hardware_name()
+    folder.mkdir(parents=True)
+    (folder / "language_bert_0.json").write_text("{")
+    done, _, lines = accept(tmp_path)
+    assert "language_bert_0.json: no figures" in done.stdout and lines[BASELINE]["state"] == UNKNOWN

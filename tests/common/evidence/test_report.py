@@ -266,3 +266,8 @@ def test_a_browser_shows_every_figure_at_1280_and_400_pixels_and_pictures_on_dar
             assert (lightness[0] > lightness[1] + 300) == (scheme == "dark")
             assert abs(lightness[0] - lightness[1]) > 300
         assert browser.complaints == []
+
+
+def test_report_writes_the_page_or_the_plot():
+    line = one_line(ttt("report", "nowhere", "--plot", "x.svg", "--out", "page"))
+    assert "--plot: not allowed with argument" in line or "--out: not allowed with argument" in line

@@ -1,5 +1,6 @@
 """`ttt doctor --describe`: facts that it collects, facts that a person adds, and wrong descriptions."""
 
+import errno
 import json
 import os
 import re
@@ -376,3 +377,20 @@ def test_machines_of_one_model_have_names_of_their_own(tmp_path, monkeypatch):
     assert all(len(name) <= 40 and NAME.fullmatch(name) for name in found)
     monkeypatch.setattr(system, "LOCAL", identifiers[0])  # which cannot be written
     assert NAME.fullmatch(system.machine_digest())
+
+
+def test_the_storage_is_the_disk_of_the_data(tmp_path, monkeypatch):
+    asked, usage = [], hardware.psutil.disk_usage
+    monkeypatch.setenv("TTT_DATA", str(tmp_path / "not" / "yet"))
+    monkeypatch.setattr(hardware.psutil, "disk_usage", lambda path: asked.append(path) or usage(path))
+    assert ttt("system").returncode == 0 and asked == [str(tmp_path)]
+
+
+def test_a_description_that_cannot_be_written_leaves_no_file(tmp_path, monkeypatch):
+    def fill_the_disk(description):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(system, "as_json", fill_the_disk)
+    assert "x.json: cannot write here (No space" in one_line(ttt("system", "--out", "x.json"))
+    assert list(tmp_path.iterdir()) == []

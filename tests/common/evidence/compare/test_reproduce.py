@@ -117,6 +117,8 @@ def test_a_proxy_says_so_first_and_reproduces_nothing(golden, tmp_path):
         (["--plot", "x.png"], "'x.png' does not end in .svg"),
         (["--claims", "--plot", "x.svg"], "--plot: not allowed with argument --claims"),
         (["--claims", "--entries"], "--entries: not allowed with argument --claims"),
+        (["--json", "--plot", "x.svg"], "--plot: prints no JSON"),
+        (["--json", "--entries"], "--entries: prints no JSON"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(resnet, arguments, message):

@@ -216,3 +216,9 @@ def test_an_interruption_leaves_nothing_behind(tmp_path, tmp_path_factory):
         process.kill()
     assert process.returncode == EXIT_INTERRUPTED and errors.strip().endswith("error: interrupted")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_keep_a_result_is_named_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(replay, "make_again", lambda recipe: pytest.fail("the run was made"))
+    line = one_line(ttt_here("check", "--replay", copy_of(tmp_path), "--keep", __file__))
+    assert "cannot keep the result" in line
