@@ -34,8 +34,8 @@ Base64 = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9+/=]*$", max_leng
 class Anchor(Strict):
     """A line of `anchors.jsonl`: `sha256` of the stamped bytes, a reply (base64) or a failure.
 
-    `url` is scheme and host of a public authority. `delay_ms` is the time from the last moment without the
-    bytes to the reply.
+    `url`, scheme and host of a public authority, is in older lines only. `delay_ms` is the time from the last
+    moment without the bytes to the reply.
     """
 
     of: Literal["runset.json"] | Result

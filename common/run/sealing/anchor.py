@@ -11,16 +11,14 @@ import os
 import queue
 import re
 import signal
-import socket
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -92,22 +90,12 @@ class Stamper:
 
     def __init__(self, url: str, limit_s: float) -> None:
         self.url, self.limit_s = url, limit_s
-        self.public_url = ""  # while a thread of its own asks: names may take longer than replies
         self.is_hurried = False
         self.threads = ThreadPoolExecutor(MAX_WAITING)
         self.pending: dict[Future[tuple[bytes, float]], Request] = {}
         self.num_asked = self.num_stamped = 0
         self.folders: set[Path] = set()
         self.first_failure = ""
-        start_thread(self.find_public_url)
-
-    def find_public_url(self) -> None:
-        """Reduce the address to scheme and host where the whole internet knows it, else to ''."""
-        parts = urlsplit(self.url)
-        with suppress(OSError, ValueError):
-            addresses = socket.getaddrinfo(parts.hostname, None)
-            if all(ip_address(address[4][0]).is_global for address in addresses):
-                self.public_url = f"{parts.scheme}://{parts.hostname}"
 
     def ask(self, request: Request) -> None:
         """Send a request; its answer is collected later."""
@@ -140,9 +128,8 @@ class Stamper:
 
     def write(self, request: Request, reply: bytes = b"", delay_s: float = 0.0, *, failure: str = "") -> None:
         """Append a line beside the stamped file, whole, and count it. Warns of the first failure."""
-        url = self.public_url if reply else ""
         try:
-            write_anchor(request, url=url, delay_ms=round(delay_s * 1000), reply=reply, failure=failure)
+            write_anchor(request, delay_ms=round(delay_s * 1000), reply=reply, failure=failure)
             self.folders.add(request.path.parent)
         except OSError as error:
             failure = failure or f"cannot write {ANCHORS} ({error.strerror})"
@@ -177,15 +164,12 @@ class Stamper:
             say(f"time-stamps: {self.num_stamped} of {self.num_asked} were granted", sys.stdout)
 
 
-def write_anchor(
-    request: Request, *, url: str = "", delay_ms: int = 0, reply: bytes = b"", failure: str = ""
-) -> None:
+def write_anchor(request: Request, *, delay_ms: int = 0, reply: bytes = b"", failure: str = "") -> None:
     """Append a line beside the file of a request, whole. Raises OSError."""
     anchor = Anchor(
         of=request.path.name,
         line=request.line,
         sha256=digest(request.data),
-        url=url,
         delay_ms=delay_ms,
         reply=base64.b64encode(reply).decode(),
         failure=failure,
@@ -225,10 +209,6 @@ def request_stamp(url: str, data: bytes, limit_s: float) -> bytes:
     if reply.imprint.hex() != digest(data) or reply.nonce != query.nonce:
         raise ValueError("the reply answers another request")
     return body
-
-
-def start_thread(function: Callable[[], None]) -> None:
-    threading.Thread(target=function, daemon=True).start()
 
 
 def say(text: str, stream: Any) -> None:
@@ -287,7 +267,7 @@ def main() -> None:
         return
     stamping = Stamping(start["url"], float(start["limit_s"]))
     signal.signal(signal.SIGTERM, stamping.hurry)
-    start_thread(stamping.read_orders)
+    threading.Thread(target=stamping.read_orders, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     while not stamping.is_over:
         stamping.step()

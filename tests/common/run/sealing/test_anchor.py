@@ -94,7 +94,7 @@ def test_records_are_stamped_while_they_are_written(authority, tmp_path, capfd):
         *(("result_0.txt", line) for line in (3, 4, 5)),
         ("runset.json", 0),
     ]
-    assert all("url" not in one and one.get("delay_ms", 0) < 2000 for one in anchors_of(folder))
+    assert all(one.get("delay_ms", 0) < 2000 for one in anchors_of(folder))
     said = capfd.readouterr()
     assert said.out == "time-stamps: 4 of 4 were granted\n" and said.err == ""
 
@@ -136,22 +136,6 @@ def test_an_authority_that_hangs_delays_the_end_by_its_limit_alone(authority, tm
     failures = {one["failure"] for one in anchors_of(folder)}
     assert len(anchors_of(folder)) == 5
     assert failures <= {"no reply within 2 s", "no reply before the command ended"}
-
-
-def test_a_name_that_is_looked_up_for_long_holds_no_reply_back(authority, tmp_path, monkeypatch):
-    look_up = socket.getaddrinfo
-
-    def look_up_slowly(host, port, *words, **options):
-        time.sleep(3 * (port is None))  # of `find_public_url` alone
-        return look_up(host, port, *words, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up_slowly)
-    folder = make_set(tmp_path)
-    started = time.monotonic()
-    stamper = Stamper(authority[1], limit_s=10)
-    stamper.ask(Request(folder / "runset.json", 0, b"{}\n", started, started))
-    stamper.finish()
-    assert time.monotonic() - started < 2 and [*anchors_of(folder)[0]][-1] == "reply"
 
 
 def test_whatever_ends_a_request_stands_beside_the_results(authority, tmp_path, monkeypatch):
