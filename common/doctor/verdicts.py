@@ -25,14 +25,8 @@ REFUSED = (BELOW, FAILED)  # with one of them a machine is not accepted
 DOCTOR = "doctor"  # whose verdict compares no rate
 # Checks whose names begin so can explain a slow machine.
 OF_SPEED = (
-    "processors",
-    "speed of a core",
-    "GPU",
-    "Xid",
-    "clocks",
-    "matrix product",
-    "device copy",
-    "all-reduce",
+    *("processors", "speed of a core", "GPU", "Xid", "clocks"),
+    *("matrix product", "device copy", "all-reduce"),
 )
 LONGER = "the archive has what it printed; --minutes gives it longer"
 AGAIN = "the next `ttt accept` on this machine compares with this rate"

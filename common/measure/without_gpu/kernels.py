@@ -21,30 +21,14 @@ CLASSES = {  # the first with a word in the name of one of a kernel's operators 
     OPTIMIZER: ("fused_adam", "fused_sgd", "_foreach_", "_amp_", "lerp"),
     "normalisation": ("norm", "var_mean", "rsqrt"),
     "loss": (
-        "loss",
-        "log_softmax",
-        "logsumexp",
-        "entropy",
-        "sigmoid",
-        "softplus",
-        "log1p",
-        "scatter",
-        "gather",
+        *("loss", "log_softmax", "logsumexp", "entropy", "sigmoid", "softplus", "log1p", "scatter", "gather"),
     ),
     "activation": ("gelu", "relu", "threshold", "tanh", "pool", "softmax"),
     BOOKKEEPING: ("cat", "attention", "attn", "masked_fill", "searchsorted"),
 }
 CASTS = {
-    "_to_copy",
-    "convert_element_type",
-    "clone",
-    "copy_",
-    "device_put",
-    "view",
-    "t",
-    "transpose",
-    "quantize",
-    "detach",
+    *("_to_copy", "convert_element_type", "clone", "copy_", "device_put"),
+    *("view", "t", "transpose", "quantize", "detach"),
 }
 SCALED_PRODUCT = "_scaled_mm"  # of factors in 8 bits
 OWN_ATTENTION = (  # the suite's operators

@@ -1,7 +1,6 @@
 """Figures of `ttt inspect compile`, as they are kept and printed."""
 
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +29,7 @@ from common.measure.without_gpu.kernels import (
     sum_classes,
 )
 from common.measure.without_gpu.pretend import find_gpu
-from common.repository import benchmark_module, commit
+from common.repository import benchmark_module, commit, shorten_name
 
 COUNTED = (
     "operators of the traced step, each reading its inputs and writing its outputs once",
@@ -99,8 +98,7 @@ def keep(figures: Mapping[str, Any], directory: Path) -> Path:
     Raises UserError where nothing can be written.
     """
     name = figures["configuration"] + ("-mini" if figures["size"] == "mini" else "")
-    safe = re.sub(r"[^A-Za-z0-9._]+", "-", name)
-    safe = safe if len(safe) <= MAX_NAME else f"{safe[:MAX_NAME]}-{zlib.crc32(name.encode()):08x}"
+    safe = shorten_name(re.sub(r"[^A-Za-z0-9._]+", "-", name), MAX_NAME, whole=name)
     version = ".".join(metadata.version("torch").split(".")[:2])
     file = f"{figures['benchmark']}-{safe}-torch{version}.json"
     path = Path(directory, "compiled", figures["architecture"], file)

@@ -36,14 +36,7 @@ from common.evidence.sealed.seal import (
     derive_seeds,
     read_sealed,
 )
-from common.files import (
-    append_whole,
-    explain_os_error,
-    locked,
-    synchronize,
-    undo_on_failure,
-    write_text,
-)
+from common.files import append_whole, explain_os_error, locked, synchronize, undo_on_failure, write_text
 from common.machine import hardware, system
 from common.repository import WORKSPACE, hide_folders, mlperf_name
 from common.run.run_set import RESULT, UNWRITABLE, Ended, RunSet
@@ -51,15 +44,9 @@ from common.run.sealing.anchoring import anchoring
 from common.run.set_folder import num_threads
 
 MACHINE = (  # fields of the system description that the seal states, too
-    "number_of_nodes",
-    "host_processors_per_node",
-    "host_processor_model_name",
-    "host_processor_core_count",
-    "host_processor_vcpu_count",
-    "host_memory_capacity",
-    "accelerators_per_node",
-    "accelerator_model_name",
-    "accelerator_memory_capacity",
+    *("number_of_nodes", "host_processors_per_node", "host_processor_model_name"),
+    *("host_processor_core_count", "host_processor_vcpu_count", "host_memory_capacity"),
+    *("accelerators_per_node", "accelerator_model_name", "accelerator_memory_capacity"),
 )
 MAX_REASON = 1000  # letters
 PUBLIC = re.compile(rf"{BEACON}([ -~]{{1,512}})")

@@ -28,12 +28,7 @@ from common.measure.figures import check_shape, read_figures
 from common.repository import relative_path
 from common.run import launch
 from common.study import cells
-from common.study.ablation.decisions import (
-    Decided,
-    decide_switches,
-    describe_decisions,
-    states_in_question,
-)
+from common.study.ablation.decisions import Decided, decide_switches, describe_decisions, states_in_question
 from common.study.ablation.design import Ablation
 from common.study.ablation.switches import State, Switches
 from common.study.cells import Cell, Study

@@ -1,6 +1,6 @@
 """Processes that hang, die or get a signal: the run ends, one line says why, and nothing else is left.
 
-The table of common/README.md states the results of these tests and those of faulty disks and machines.
+The table of common/run/README.md states the results of these tests and those of faulty disks and machines.
 """
 
 import contextlib
