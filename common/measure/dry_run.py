@@ -122,7 +122,7 @@ def describe_rank(benchmark: Benchmark) -> list[str]:
         distributed.wrap_ddp(training.model, compression=config.gradient_compression, is_static=True)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     size, states = parameters * BYTES["float32"] / GIGA, STATES_PER_PARAMETER[config.optimizer.name]
-    activations = max(activation_bytes(training, *shape) for shape in training.shapes()) / GIGA
+    activations = activation_bytes(training, *largest_shape(training)) / GIGA
     parts = {
         "parameters": size,
         "gradients": size,
@@ -159,6 +159,16 @@ def fake_process_group(rank_info: RankInfo) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def largest_shape(training: Training) -> tuple[Batch, int]:
+    """Choose the micro-batch with the most values as its step sees it: its forward pass keeps the most."""
+
+    def count_values(shape: tuple[Batch, int]) -> int:
+        batch, step = shape
+        return training.prepare_batch(batch, training.progress(step)).num_elements
+
+    return max(training.shapes(), key=count_values)
 
 
 def activation_bytes(training: Training, batch: Batch, step: int) -> int:

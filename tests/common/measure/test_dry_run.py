@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.measure.dry_run import activation_bytes, describe_run
+from common.measure.dry_run import activation_bytes, describe_run, largest_shape
 from common.repository import ROOT, benchmarks
 from common.training.load import load_config
 from common.training.step import Training
@@ -61,3 +61,12 @@ def test_a_dry_run_of_the_full_size_needs_no_data(benchmark, steps, parameters):
         f"#   steps: {steps} samples" in done.stdout
         and f"for {parameters} parameters (in GB: " in done.stdout
     )
+
+
+@pytest.mark.parametrize("benchmark", benchmarks())
+def test_the_largest_shape_keeps_the_most(benchmark):
+    made = make_benchmark(benchmark, "optimized", "global_batch_size=4")
+    training = Training(made.config, made, seed=0)
+    training.build(from_scratch=True)
+    counted = [activation_bytes(training, *shape) for shape in training.shapes()]
+    assert activation_bytes(training, *largest_shape(training)) == max(counted)
