@@ -5,6 +5,8 @@ import os
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+LONG = ("test_simulations", "test_method_steps", "test_gpu_day", "test_cli", "test_fake_gpu", "test_gpu")
+LONG += ("test_plain_loop", "test_without_torch")  # files that take a minute or more
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +22,9 @@ def prepared_data():
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items):
-    """Put the files with slow tests first, so that two processes end together; on demand is slow, too."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    """Put the files that take long first, so that two processes end together; on demand is slow, too."""
+    first = {item.path for item in items if item.get_closest_marker("slow") or item.path.stem in LONG}
+    items.sort(key=lambda item: item.path not in first)
     for item in items:
         if item.get_closest_marker("on_demand"):
             item.add_marker("slow")

@@ -38,7 +38,8 @@ SHORT = (  # a run that reaches its target
     "schedule.warmup=5ba",
 )
 BERT = ("language_bert", "optimized", *SMALL, "global_batch_size=4", "evaluation_batch_size=16")
-RESNET = ("image_classification", "baseline", *SMALL, "global_batch_size=4")
+SMALL_IMAGES = ("data.train_crop_px=32", "data.evaluation_resize_px=32", "data.evaluation_crop_px=32")
+RESNET = ("image_classification", "baseline", *SMALL, "global_batch_size=4", *SMALL_IMAGES)
 WHEN = "(after step [0-9]+|before the first step)"  # a run failed
 
 

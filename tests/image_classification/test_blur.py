@@ -29,10 +29,6 @@ assert "image_classification.kernels.blur_triton" in sys.modules
 """
 
 
-def test_the_kernel_and_its_gradient_are_those_of_the_convolution():
-    run_interpreted(KERNEL_AGAINST_CONVOLUTION)
-
-
 MAX_BLUR_AGAINST_ITS_PARTS = """
 import torch
 import torch.nn.functional as F
@@ -78,10 +74,6 @@ torch.library.opcheck(torch.ops.ttt.max_blur.default, (torch.randn(1, 8, 3, 4, r
 """
 
 
-def test_max_pool_and_blur_in_one_kernel_are_those_of_two():
-    run_interpreted(MAX_BLUR_AGAINST_ITS_PARTS)
-
-
 OTHER_POOLS = """
 import torch
 from torch import nn
@@ -98,5 +90,6 @@ for settings in ({"kernel_size": 2}, {"kernel_size": 3}, {"kernel_size": 5, "pad
 """
 
 
-def test_other_pools_are_blurred_by_themselves():
-    run_interpreted(OTHER_POOLS)
+def test_blur_with_and_without_a_max_pool_is_that_of_the_convolution_and_of_its_parts():
+    """In one process, which takes seconds to start."""
+    run_interpreted(KERNEL_AGAINST_CONVOLUTION + MAX_BLUR_AGAINST_ITS_PARTS + OTHER_POOLS)

@@ -57,7 +57,7 @@ class Machine:
         (folder / "temporary").mkdir(parents=True)
         self.seed = 0  # of the last run: a set refuses a seed that it has had
         self.disk.mkdir()
-        assert self.run("none", 0).returncode == 0
+        assert self.run("allocate", 0).returncode == 0  # no call has the number 0: no fault
         assert self.run("none", 0).returncode == 0
         counted = np.fromfile(folder / "count", np.int64)
         self.counts = dict(zip(FAULTS, counted.tolist(), strict=True))

@@ -64,7 +64,7 @@ def test_a_set_goes_on_after_a_fault_and_continues_after_ctrl_c(place, ttt):
         os.kill(os.getpid(), signal.SIGINT)
         return time.monotonic()
 
-    settings = (*BERT, "target=0.005", "evaluate_from=150ba")  # long enough to be interrupted
+    settings = (*BERT, "target=0.005", "evaluate_from=90ba")  # long enough to be interrupted
     command = place.arguments(settings, "--runs", 3, "--seed", 5)
     done = ttt(command, faults)
     assert done.returncode == 130 and "Traceback" not in done.stderr

@@ -76,7 +76,7 @@ def test_a_result_that_is_removed_under_way_costs_that_run_alone(place, ttt):
     def faults():
         place.until_logged('"block_start"').unlink()
 
-    settings = (*BERT, "target=0.005", "evaluate_from=150ba")
+    settings = (*BERT, "target=0.005", "evaluate_from=90ba")
     done = ttt(place.arguments(settings, "--runs", 2), faults)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("  aborted: ")]

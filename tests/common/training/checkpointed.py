@@ -33,6 +33,8 @@ SETTINGS = {
         "global_batch_size=8",
         "micro_batch_size=2",
         "data.train_crop_px=32",
+        "data.evaluation_resize_px=32",
+        "data.evaluation_crop_px=32",
         "methods.mixup={}",
         "methods.stochastic_depth={drop_rate: 0.5}",
         EMA,

@@ -16,7 +16,7 @@ from common.training import distributed, ranks
 from common.training.load import load_config
 from common.training.ranks import STORE, RankInfo
 from language_bert.data.batches import typical_lengths
-from tests.command import one_line, run_ranks, ttt
+from tests.command import one_line, run_ranks, ttt_here
 from tests.common.training import train_exactly
 from tests.runs import free_port, records
 
@@ -237,9 +237,9 @@ def on_two_ranks(place, *settings):
 
 
 @pytest.mark.slow
-def test_two_ranks_write_one_log_that_passes_the_audit(place):
+def test_two_ranks_write_one_log_that_passes_the_audit(place, ttt):
     settings = ("target=0.01", "micro_batch_size=4", "gradient_compression=bf16")
-    done = ttt(*on_two_ranks(place, *settings))
+    done = ttt(on_two_ranks(place, *settings))
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.count("masked-LM accuracy") == done.stdout.count("success") == 1
     (path,) = place.results()
@@ -252,13 +252,13 @@ def test_two_ranks_write_one_log_that_passes_the_audit(place):
         "global_batch_size": 16,
     }
     assert {key: values[key] for key in expected} == expected
-    checked = ttt("check", place.results_folder)
+    checked = ttt(["check", str(place.results_folder)])
     assert checked.returncode == 0, checked.stdout
 
 
 @pytest.mark.slow
-def test_a_mistake_that_every_rank_meets_is_told_once(place):
-    line = one_line(ttt(*on_two_ranks(place, "methods.unpad.attention=torch_cudnn")))
+def test_a_mistake_that_every_rank_meets_is_told_once(place, ttt):
+    line = one_line(ttt(on_two_ranks(place, "methods.unpad.attention=torch_cudnn")))
     assert "methods.unpad.attention: torch_cudnn needs a GPU" in line and "nothing was timed" in line
     assert place.results() == []
 
@@ -266,7 +266,7 @@ def test_a_mistake_that_every_rank_meets_is_told_once(place):
 @pytest.mark.slow
 def test_a_dry_run_describes_a_thousand_ranks():
     command = ["run", "image_classification", "optimized", "--nproc", "1000", "--dry-run"]
-    done = ttt(*command, "--set", "micro_batch_size=2")
+    done = ttt_here(*command, "--set", "micro_batch_size=2")
     assert done.returncode == 0, done.stderr
     for expected in (
         "ranks: 1000, one set up in a group without the others; 0.10 GB of float32 gradients exchanged",

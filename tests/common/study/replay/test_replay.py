@@ -21,13 +21,13 @@ from common.training.load import load_config
 from tests.command import one_line, run, start, ttt_here
 from tests.committed import committed_results
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
-from tests.runs import until
+from tests.runs import SMALL_IMAGES, until
 
 BERT = committed_results() / "reference-2cpu-mini-optimized" / "bert" / "result_0.txt"
 FEW_STEPS = ("target=0.99", "max_duration=8ba", "evaluate_every=4ba", "schedule.warmup=2ba")
 RUNS = {
     "language_bert": ("optimized", "evaluation_batch_size=16"),
-    "image_classification": ("baseline", "precision=fp32", "evaluation_precision=fp32"),
+    "image_classification": ("baseline", "precision=fp32", "evaluation_precision=fp32", *SMALL_IMAGES),
 }
 
 
