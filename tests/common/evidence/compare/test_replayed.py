@@ -252,7 +252,9 @@ def test_without_a_measured_tolerance_another_machine_decides_nothing(tmp_path):
     assert compare(log, log, OTHER).is_accepted
 
 
-def test_the_processor_is_that_of_the_system_description(log):
-    path = committed().relative_to(committed_results().parent)
-    assert stated_processor(read_log(ROOT / path)).startswith("AMD EPYC, with L1d")
-    assert stated_processor(log) == ""  # a copy without its description
+def test_the_processor_of_an_older_log_is_that_of_its_system_description(log):
+    copy = committed("rehearsal-2cpu-mini-closed")  # without its description
+    path = ROOT / copy.relative_to(committed_results().parent)
+    assert stated_processor(read_log(path)).startswith("AMD EPYC, with L1d")
+    assert stated_processor(read_log(copy)) == ""
+    assert stated_processor(log).startswith("Intel(R) Xeon(R) Processor")
