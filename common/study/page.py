@@ -25,7 +25,7 @@ from common.repository import ROOT
 from common.study import simulations, trials
 from common.study.ablation.measurements import Groups, log_samples
 from common.study.compare.report import Comparison, limits_of
-from common.study.curves import Answers
+from common.study.curves import Answers, Level, Value
 from common.study.sweep import describe_comparisons, with_bound
 
 FRONT, PAGE = ROOT / "README.md", Path(__file__).with_name("README.md")
@@ -39,6 +39,7 @@ KEPT = re.compile(
     r"^#   (\S.*?)  +(\S+x \([^)]*\))  .*  kept  ", re.M
 )  # a row of the table in a file of `-O1`
 SECONDS = "{:.1f}".format
+NOT_SHOWN = ", not shown to differ from 1"
 
 
 def list_items(names: Mapping[str, str], describe: Callable[[str], str]) -> str:
@@ -47,22 +48,34 @@ def list_items(names: Mapping[str, str], describe: Callable[[str], str]) -> str:
 
 def describe_sweep(stem: str) -> str:
     """Describe a committed sweep from the JSON beside its logs."""
-    answers = TypeAdapter(Answers).validate_json((STUDIES / f"sweep/{stem}.json").read_bytes())
-    return f" {' '.join(describe_answers(answers))} ([curves](../../results/study/sweep/{stem}.svg))"
+    return f" {' '.join(describe_answers(read_sweep(stem)))} ([curves](../../results/study/sweep/{stem}.svg))"
+
+
+def read_sweep(stem: str) -> Answers:
+    return TypeAdapter(Answers).validate_json((STUDIES / f"sweep/{stem}.json").read_bytes())
 
 
 def describe_answers(answers: Answers) -> Iterator[str]:
     """Yield the times to the target, their ratio, and where one curve is shown to be ahead."""
-    level = next(level for level in answers.equal_quality if level.quality == answers.target)
+    level = at_target(answers)
     times = [f"{with_bound(value, SECONDS, ' s')}, as `{name}`" for name, value in level.seconds.items()]
     yield f"reaches {answers.target:.2f} in {' and in '.join(times)};"
     for name, value in level.times_faster.items():
-        assert value.estimate is not None
-        limits = value.estimate.interval
-        is_shown = limits is not None and not limits.holds(1)
         could = f", which is not shown to differ from 1: {1 + (value.detectable or 0):.2f}x could be"
-        yield f"`{name}` is {spread_of(value.estimate, unit='x')} as fast{'' if is_shown else could}."
+        factor, is_shown = factor_of(value)
+        yield f"`{name}` is {factor} as fast{'' if is_shown else could}."
     yield from (line.strip() for line in describe_comparisons(answers))
+
+
+def at_target(answers: Answers) -> Level:
+    return next(level for level in answers.equal_quality if level.quality == answers.target)
+
+
+def factor_of(value: Value) -> tuple[str, bool]:
+    """Write a ratio with its interval; also whether it is shown to differ from 1."""
+    assert value.estimate is not None
+    limits = value.estimate.interval
+    return spread_of(value.estimate, unit="x"), limits is not None and not limits.holds(1)
 
 
 def describe_trials(stem: str) -> str:
@@ -80,20 +93,24 @@ def describe_trials(stem: str) -> str:
 
 def describe_searched() -> str:
     """Describe the speed-ups after the same search on both sides, for the README of the repository."""
-    parts, numbers = [], set()
+    parts, budgets, numbers = [], [], set()
     for name, stem in ABLATIONS.items():
         sides = trials.read(STUDIES / f"trials/{stem}.json")
         best = {side: some[0] for side, some in sides.items()}
         numbers |= {(len(some), len(some[0].minutes)) for some in sides.values()}
         factor, is_shown = trials.compare(*best.values())
-        unsure = "" if is_shown else ", not shown to differ from 1"
+        unsure = "" if is_shown else NOT_SHOWN
         changed = any(trial.settings for trial in best.values())
         unchanged = "" if changed else ", where no trial beat the recipes"
         parts.append(f"{name} {factor}{unsure}{unchanged}{trials.note_disturbed(best, *best)}")
+        (faster,) = at_target(read_sweep(stem)).times_faster.values()
+        factor, is_shown = factor_of(faster)
+        budgets.append(f"{name} {factor}{'' if is_shown else NOT_SHOWN}")
     ((num_trials, num_runs),) = numbers
     where = "[findings](common/study/README.md#findings-at-size-mini)"
     what = f"The best of {num_trials} trials of hyperparameters on both sides, {num_runs} runs each"
-    return f"{what}, by training time: {'; '.join(parts)} ({where}).\n"
+    swept = f"The best budget of `ttt sweep` on both sides: {'; '.join(budgets)}"
+    return f"{what}, by training time: {'; '.join(parts)}. {swept} ({where}).\n"
 
 
 def describe_ablation(stem: str) -> str:
