@@ -145,7 +145,8 @@ def test_a_public_value_draws_one_run_of_a_sealed_set(tmp_path):
 
 def test_a_draw_is_refused_where_a_run_could_have_been_left_out(tmp_path):
     draw = ("--draw", "beacon:1f2e")
-    assert "not sealed" in one_line(ttt_here("check", "--replay", BERT.parent, *draw))
+    unsealed = committed_results() / "rehearsal-2cpu-mini-closed" / "bert"
+    assert "not sealed" in one_line(ttt_here("check", "--replay", unsealed, *draw))
     folder = sealed_set(tmp_path)
     assert "beacon:VALUE" in one_line(ttt_here("check", "--replay", folder, "--draw", "1f2e"))
     assert "one set" in one_line(ttt_here("check", "--replay", folder / "result_0.txt", *draw))
