@@ -9,7 +9,6 @@ import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ SCALARS = (
 )
 MAX_DEPTH = 12
 MAX_CHARACTERS = 1 << 18  # PyYAML reads 0.1 to 1 MB/s; the largest configuration has 5 KB
-REMEMBERED = range(150, 1 << 13)  # characters: a configuration, no setting, nothing that fills memory
 
 
 class NoAliases(yaml.SafeLoader):
@@ -63,20 +61,12 @@ def read(path: Path, source: str) -> Document:
         raise UserError("is not UTF-8 text", where=f"{source}:{line}") from error
 
 
-def compose(text: str) -> yaml.Node | None:
-    root: yaml.Node | None = yaml.compose(text, Loader=NoAliases)
-    return root
-
-
-compose_once = lru_cache(maxsize=32)(compose)  # nodes are only read
-
-
 def parse(text: str, source: str) -> Document:
     """Parse one YAML mapping; `source` names it in messages. Raises UserError with source:line."""
     if len(text) > MAX_CHARACTERS:
         raise UserError(f"has more than {MAX_CHARACTERS:,} characters", where=source)
     try:
-        root = compose_once(text) if len(text) in REMEMBERED else compose(text)
+        root = yaml.compose(text, Loader=NoAliases)
     except RecursionError:
         raise UserError("nested too deeply", where=source) from None
     except (ValueError, OverflowError) as error:  # an escape such as "\UFFFFFFFF"

@@ -250,10 +250,3 @@ def test_a_file_is_utf_8_whatever_the_locale_says(folder):
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": ""}
     done = run(sys.executable, "-c", code, env=os.environ | plain, cwd=folder.parent)
     assert (done.returncode, done.stderr) == (0, "") and float(done.stdout) > 0
-
-
-def test_documents_of_one_text_are_independent():
-    text = "a: {b: [1, 2]}  # " + 200 * "x"
-    first, second = (yaml_file.parse(text, source) for source in ("x.yaml", "y.yaml"))
-    first.values["a"]["b"].append(3)
-    assert second.values == {"a": {"b": [1, 2]}} and second.origins["a",] == "y.yaml:1"
