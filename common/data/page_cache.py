@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from common.files import explain_os_error
+from common.processes import LIBC
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 NUM_CHECKED = 200  # files, about
@@ -71,14 +72,11 @@ def is_cached(path: Path) -> bool:
 
 
 def is_resident(file: int, offset: int) -> bool:
-    """Whether mincore(2) says that the page at `offset` of an open file is in memory; OSError if it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Ask mincore(2) whether the page at `offset` of an open file is in memory."""
     answer = ctypes.c_ubyte()
     with mmap.mmap(file, 1, flags=mmap.MAP_PRIVATE, offset=offset) as page:  # writable: ctypes asks for that
         byte = ctypes.c_char.from_buffer(page)
         address = ctypes.c_void_p(ctypes.addressof(byte))
-        failed = libc.mincore(address, ctypes.c_size_t(1), ctypes.byref(answer))
+        failed = LIBC.mincore(address, ctypes.c_size_t(1), ctypes.byref(answer)) if LIBC else -1
         del byte  # else the page cannot be closed
-    if failed:
-        raise OSError(ctypes.get_errno(), "mincore")
-    return bool(answer.value & 1)
+    return not failed and bool(answer.value & 1)

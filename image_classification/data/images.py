@@ -44,9 +44,9 @@ class ImageFolder:
     def __init__(self, directory: Path, *, hint: str) -> None:
         if not directory.is_dir():
             raise UserError("no such folder", where=str(directory), hint=hint)
-        folders = (path for path in directory.iterdir() if path.is_dir())
-        classes = sorted(folder for folder in folders if any(folder.iterdir()))  # manifests list files
-        files = [(path, label) for label, folder in enumerate(classes) for path in sorted(folder.iterdir())]
+        folders = [sorted(path.iterdir()) for path in sorted(directory.iterdir()) if path.is_dir()]
+        classes = [paths for paths in folders if paths]  # no manifest has an empty folder
+        files = [(path, label) for label, paths in enumerate(classes) for path in paths]
         self.paths = [path for path, _ in files]
         self.labels = np.array([label for _, label in files], dtype=np.int64)
         self.digests: list[str] = []
