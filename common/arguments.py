@@ -132,9 +132,8 @@ def settle_folders(args: argparse.Namespace) -> None:
     options, usual = vars(args), repository_path("results")
     if "data" in options:
         repository.set_data_folder(args.data)
-    results = options.get("results")
-    if isinstance(results, Path) and os.path.exists(results) and not os.path.isdir(results):
-        raise UserError("is not a folder", where=f"--results {results}")
+    if isinstance(results := options.get("results"), Path):  # else the PATHs of a command
+        repository.refuse_file(results, "--results")
     if "paths" not in options:
         if "systems" in options:
             args.systems = args.systems or repository.systems_beside(args.results)

@@ -17,6 +17,7 @@ from typing import IO, Any
 from common.errors import UserError
 
 MAX_LOST_FOLDERS = 100  # that others remove before one file is created; more: it can never be created
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or what one person may use of it
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems without locks
 
 
@@ -133,6 +134,12 @@ def make_folder(path: Path) -> list[Path]:
     for folder in missing:
         synchronize(folder.parent)
     return missing
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder and a file in it that has no name; OSError, before time is spent, where that fails."""
+    make_folder(folder)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def remove_draft(path: Path) -> None:

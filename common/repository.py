@@ -195,8 +195,13 @@ def set_data_folder(folder: Path | None) -> None:
     """
     if named := str(folder or "") or os.environ.get(DATA):
         os.environ[DATA] = os.path.abspath(named)
-        if os.path.exists(named) and not os.path.isdir(named):
-            raise UserError("is not a folder", where=f"{DATA if folder is None else '--data'} {named}")
+        refuse_file(named, DATA if folder is None else "--data")
+
+
+def refuse_file(named: str | Path, option: str) -> None:
+    """Raise UserError for a file where an option or variable names a folder, which need not be there yet."""
+    if os.path.exists(named) and not os.path.isdir(named):
+        raise UserError("is not a folder", where=f"{option} {named}")
 
 
 def locate_data(directory: str) -> Path:

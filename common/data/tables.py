@@ -3,7 +3,6 @@
 The files are parquet, as on the hub, or Arrow, as `save_to_disk` writes and `load_dataset` keeps them.
 """
 
-import errno
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ import numpy as np
 
 from common.data import preparation
 from common.errors import UserError
-from common.files import write_whole
+from common.files import FULL, write_whole
 from common.repository import OF_MACHINE, install_hint
 
 SPLITS = {  # the words in a file's path that name its split, as in the library `datasets`
@@ -73,7 +72,7 @@ def explain_arrow_errors(path: Path) -> Iterator[ModuleType]:
         yield pyarrow
     except (pyarrow.ArrowException, OSError) as error:
         code, reason = getattr(error, "errno", None), str(error).partition("\n")[0]
-        if code in (errno.ENOSPC, errno.EDQUOT):
+        if code in FULL:
             raise
         what = "cannot be read" if code in OF_MACHINE else f"not a whole {path.suffix[1:]} file"
         raise UserError(f"{what} ({reason})", where=str(path)) from error

@@ -5,7 +5,6 @@ the others alone.
 """
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,9 +33,9 @@ from common.evidence.records import counted
 from common.evidence.submission.package import TAR_ENDINGS, refuse_existing, write_tar
 from common.evidence.submission.snapshot import Item
 from common.files import (
+    check_writable,
     create_next,
     explain_os_error,
-    make_folder,
     temporary_folder,
     to_json,
     undo_on_failure,
@@ -235,8 +234,7 @@ def check_place(out: Path | None, folder: Path) -> None:
         refuse_existing(out)
         folder = out.parent
     with explain_os_error(UNWRITABLE, folder):
-        make_folder(folder)
-        tempfile.TemporaryFile(dir=folder).close()
+        check_writable(folder)
 
 
 def write_archive(acceptance: Acceptance, out: Path | None, folder: Path) -> Path:

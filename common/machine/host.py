@@ -1,6 +1,5 @@
 """Checks of the host: versions, disks, shared memory, open files. Nothing here takes longer than a second."""
 
-import errno
 import os
 import platform
 import resource
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common.evidence.disturbance import SPARE
-from common.files import existing_folder
+from common.files import FULL, existing_folder
 from common.machine import hardware, torch_build
 from common.machine import load as machine_load
 from common.machine.line import Line, fault, judge, ok
@@ -24,7 +23,6 @@ MIB, GIB = 2**20, 2**30
 OLDEST_TORCH = (2, 11)
 LOG_BYTES = MIB  # of a log; the largest published ones have half of it
 LEAST_FREE, USUAL_FREE = 16 * MIB, GIB
-FULL = (errno.ENOSPC, errno.EDQUOT)
 SHARED_MEMORY = Path("/dev/shm")
 WORKERS_SHM = 16 * MIB  # a few batches of size mini
 DOCKER_SHM, USUAL_SHM = 64 * MIB, 8 * GIB  # loader processes and NCCL pass their data through it

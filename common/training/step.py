@@ -124,7 +124,7 @@ class Training:
     def shapes(self) -> Iterator[tuple[Batch, int]]:
         """Yield a synthetic micro-batch of each shape that training will see, and a step that sees it."""
         plan, num_steps = self.plan, self.plan.num_steps
-        epochs = {plan.epoch(step): step for step in reversed(range(num_steps))}  # and its first step
+        epochs = {plan.epoch(step): step for step in reversed(range(num_steps))}  # to its first step
         starts = [start for method in self.methods for start in method.phase_starts(num_steps)]
         steps = sorted({*epochs.values(), *(min(start, num_steps - 1) for start in starts)})
         shapes = set()

@@ -17,13 +17,14 @@ from typing import IO, cast
 from common.errors import UserError
 from common.evidence.log import MAX_BYTES, MAX_PROBLEMS
 from common.evidence.records import printable
+from common.files import FULL
 
 MAX_MEMBERS = 100_000
 MAX_TOTAL_BYTES = 2 * 2**30  # of all members, those too that stay packed
 MAX_NAME_BYTES = 64 * 2**10  # of a long name or of other extra headers
 MAX_END_BYTES = 2**20  # after the last member; tar fills its last block of 10 KiB
 GZIP = b"\x1f\x8b"
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of the temporary folder, not of the archive
+DISK_FAULTS = (*FULL, errno.EIO)  # of the temporary folder, not of the archive
 WANTED = (".txt", ".json", ".jsonl")  # logs, seals and descriptions; code stays packed
 
 

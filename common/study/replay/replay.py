@@ -37,7 +37,7 @@ from common.evidence.recipes import configuration_of
 from common.evidence.records import counted, printable
 from common.evidence.sealed import seal
 from common.evidence.sealed.seal import BEACON, RUNS, SEAL
-from common.files import explain_os_error, make_folder, temporary_folder, write_whole
+from common.files import check_writable, explain_os_error, temporary_folder, write_whole
 from common.machine import hardware, system
 from common.repository import DATA, FOLDER, IS_INSTALLED, ROOT, WORKSPACE
 from common.run.supervision import supervise, temporary_environment
@@ -267,9 +267,8 @@ def replay_all(files: Sequence[Path], *, threads: int | None, keep: Path | None)
             again = read_log(kept)
         else:
             if kept:
-                with explain_os_error("cannot keep the result", kept):  # before minutes of training
-                    make_folder(kept.parent)
-                    tempfile.TemporaryFile(dir=kept.parent).close()
+                with explain_os_error("cannot keep the result", kept):
+                    check_writable(kept.parent)
             with make_again(recipe) as again:
                 if kept and again.file:
                     with explain_os_error("cannot keep the result", kept), write_whole(kept) as draft:
