@@ -16,6 +16,7 @@ from common.evidence.submission import official
 from tests.command import ttt, ttt_here
 from tests.common.evidence.sealed.sealed_sets import numbered, seal_logs, write_files
 
+BERT = Path("v2.1", "8xA100_80GB-methods", "bert")
 FOLDER = "results/8xA100-optimized/resnet"
 
 
@@ -132,6 +133,20 @@ def test_the_official_checkers_accept_the_published_sets(published):
         "compliance 2.1.0: 10 of 10 SUCCESS",
     ):
         assert part in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [9, 11])
+def test_a_wrong_number_of_runs_is_named_by_both(published, tmp_path, number):
+    folder = tmp_path / "results" / BERT.relative_to("v2.1")
+    shutil.copytree(published / BERT, folder)
+    shutil.copytree(published / "v2.1" / "systems", tmp_path / "systems")
+    path = folder / "result_9.txt"
+    path.unlink() if number == 9 else shutil.copy(path, folder / "result_10.txt")
+    done = ttt("check", tmp_path)
+    assert done.returncode == 1
+    assert f"S406 warning found: {number} runs instead of 10; rule: A set has 5 runs (resnet)" in done.stdout
+    assert "official package checker 2.1.0: FAILED" in done.stdout
 
 
 def test_the_ruleset_follows_benchmark_and_date(golden, published, tmp_path):
