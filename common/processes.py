@@ -72,7 +72,8 @@ class Processes:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            codes = [process.poll() for process in self.processes]
+            with delay_signals():  # else Ctrl-C could leave the lock of a Popen taken, which then never ends
+                codes = [process.poll() for process in self.processes]
             if failed := [Exit(number, code) for number, code in enumerate(codes) if code]:
                 return min(
                     failed, key=lambda exit: (exit.code != -signal.SIGKILL, exit.code > 0, exit.number)

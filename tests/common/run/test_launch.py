@@ -39,6 +39,22 @@ TORN = """
 import os, signal
 os.register_at_fork(after_in_{where}=lambda: os.kill(os.getpid(), signal.SIGINT))
 """
+POLLED = """
+import os, signal, subprocess, threading, types
+from common.run import supervision
+signals = [signal.SIGINT]
+class Lock:
+    def __init__(self):
+        self.lock = threading.Lock()
+    def acquire(self, *blocking):
+        is_taken = self.lock.acquire(*blocking)
+        while signals:
+            os.kill(os.getpid(), signals.pop())
+        return is_taken
+    def release(self):
+        self.lock.release()
+subprocess.threading = types.SimpleNamespace(Lock=Lock)
+"""
 
 
 def supervised(folder, *signals, closes_in_s):
@@ -58,6 +74,7 @@ def supervised(folder, *signals, closes_in_s):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +109,12 @@ def test_ctrl_c_while_a_run_is_being_started_tears_nothing(where, code):
     command = [sys.executable, "-c", script, "-c", "import time; time.sleep(2)"]
     done = run(*command, timeout=60)
     assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_ctrl_c_while_a_process_is_polled_leaves_it_to_be_waited_for():
+    command = [sys.executable, "-c", POLLED + PARENT, "-c", "import time; time.sleep(60)"]
+    done = run(*command, timeout=25)  # of KILLED_S, which waiting in vain takes
+    assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "")
 
 
 def test_a_result_is_reserved_once_with_the_number_asked_for_and_gaps_are_filled(tmp_path):
