@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -75,9 +76,12 @@ def test_a_cell_of_budget_1_is_the_recipe(benchmark, configuration, size):
     assert replace(after, evaluation_steps=before.evaluation_steps) == before
 
 
-@pytest.mark.parametrize("budget", [0.013, 0.1, 0.33, 0.67, 1.0])
 @pytest.mark.parametrize(
-    ("configuration", "size"), [("optimized", "mini"), ("closed", "mini"), ("closed", "full")]
+    ("configuration", "size", "budget"),
+    [
+        *product(["closed"], ["mini", "full"], [0.013, 0.1, 0.33, 0.67, 1.0]),
+        *product(["optimized"], ["mini"], [0.05, 0.1, 0.33, 0.67, 1.0]),  # ema refuses an average of 2 steps
+    ],
 )
 def test_every_budget_is_evaluated_as_often(configuration, size, budget):
     for benchmark in benchmarks():
