@@ -237,9 +237,9 @@ def read_run(log: Log) -> Run:
 def time_at(curve: Curve, quality: float) -> Value:
     """Return the least mean time in which all runs of a budget reach a quality."""
     answers = [
-        (times, point.budget, runs)
-        for point, runs in zip(curve.points, zip(*curve.seeds, strict=True), strict=True)
-        if len(times := times_to(quality, runs)) == len(runs)
+        (times, point.budget, point.runs)
+        for point in curve.points
+        if len(times := times_to(quality, point.runs)) == len(point.runs)
     ]
     if not answers:
         return Value()

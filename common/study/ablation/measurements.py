@@ -87,16 +87,28 @@ class Groups:
         covariance = np.linalg.pinv(design.T @ design) * (squares / freedom if freedom else 0.0)
         return solution[: len(groups)], covariance[: len(groups), : len(groups)], freedom
 
+    @cached_property
+    def linked_seeds(self) -> list[set[str]]:
+        """The seeds in parts that no state links: between two of them nothing tells states from seeds."""
+        parts: list[set[str]] = []
+        for values in self.values.values():
+            whole = set(values).union(*(part for part in parts if part & values.keys()))
+            parts = [part for part in parts if not part & whole] + [whole]
+        return parts
+
     @property
     def freedom(self) -> int:
         return self.fit[2] if self.columns else 0
 
     def contrast(self, factors: Mapping[Any, float]) -> Contrast | None:
-        """Return the sum of states' fitted values, each times its factor; None where a state has no values.
+        """Return the sum of states' fitted values, each times its factor.
 
-        The factors' sum is 0, or near it: what the seeds have in common is not in the error.
+        None where a state has no values, or no seed links it with the others. The factors' sum is 0, or near
+        it: what the seeds have in common is not in the error.
         """
-        if not all(self.values.get(state) for state in factors):
+        seeds = {seed for state in factors for seed in self.values.get(state, ())}
+        are_linked = any(seeds <= part for part in self.linked_seeds)
+        if not are_linked or not all(self.values.get(state) for state in factors):
             return None
         values, covariance, freedom = self.fit
         weights = np.zeros(len(values))

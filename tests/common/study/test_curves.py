@@ -72,6 +72,8 @@ def test_a_time_is_that_of_the_budget_whose_stopped_runs_need_the_least():
     early = curves.time_at(one, 0.35)  # exceeded at the first evaluation
     assert (early.estimate.value, early.estimate.interval, early.bound) == (8, None, "at most")
     assert curves.time_at(one, 0.95) == curves.Value()
+    with_a_miss = of_ways("one", [(0, short[1]), (1, short[0]), (2, short[0])], enumerate(long))
+    assert curves.time_at(with_a_miss, 0.5) == value  # though the longer budget lacks a run
 
 
 def test_a_quality_is_that_of_the_best_budget_stopped_at_that_time():

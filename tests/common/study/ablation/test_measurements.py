@@ -103,6 +103,21 @@ def test_a_contrast_has_no_interval_without_a_spread_and_is_none_without_values(
     assert contrast_of({1: [4.0, 5.0], 2: []}, {1: 1, 2: -1}) is None
 
 
+def test_a_state_that_no_seed_links_with_the_others_has_no_contrast():
+    values = {
+        "a": {"1": 1.0, "2": 2.0},
+        "b": {"2": 1.5, "3": 2.5},
+        "c": {"4": 9.0, "5": 9.5},
+        "d": {"3": 2.0},
+    }
+    groups = Groups(values)
+    assert groups.linked_seeds == [{"4", "5"}, {"1", "2", "3"}]
+    assert groups.contrast({"a": 1, "d": -1}) is not None  # by b
+    assert groups.contrast({"a": 1, "c": -1}) is None
+    one_seed_each = Groups({"a": {"1": 1.0}, "b": {"2": 2.0}})
+    assert one_seed_each.contrast({"a": 1, "b": -1}) is None
+
+
 def test_half_widths_add_as_squares_and_a_falling_function_turns_an_interval():
     assert numbers(add_estimates(estimate(1.0, -2.0, 4.0), estimate(2.0, -2.0, 6.0))) == (
         3.0,
