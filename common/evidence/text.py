@@ -13,7 +13,7 @@ from rich.text import Text
 from common.evidence.compare import masked_accuracy
 from common.evidence.intervals import Estimate, Interval
 from common.evidence.log import NUM_RUNS
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.score import BASELINE, UNVERIFIED, Score, Speedup, name_processors
 
 DASH = "-"
@@ -111,7 +111,7 @@ def spread_of(estimate: Estimate, form: Form = TWO_DIGITS, unit: str = "") -> st
 
 def open_console(width: int) -> Console:
     """Return a console of the terminal's width, else of `width` columns."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width)
 
 
 def make_table(
@@ -138,7 +138,7 @@ def print_scores(scores: Sequence[Score], faster: Speedups, notes: Sequence[str]
     console = open_console(PIPE_WIDTH)
     widest = max(Console(width=MAX_WIDTH).measure(table).maximum for table in tables if table)
     if is_wide or not console.is_terminal or widest <= console.width:
-        Console(width=max(widest, console.width), highlight=False).print(*tables, sep="\n")
+        Console(width=max(widest, console.width), highlight=False, markup=False).print(*tables, sep="\n")
         console.print(Text(COLUMNS))
     else:
         for group in groups:
@@ -196,7 +196,7 @@ def score_tables(scores: Sequence[Score], faster: Speedups) -> list[Table | str]
         cells["system"] += "\n" + cells.pop("label").replace(", runs ", "\nruns ")
         rows.append(cells)
         if factors := score.factors:
-            minutes = f"{factors.minutes.value:.3f}\n{factors.num_runs} runs"
+            minutes = f"{factors.minutes.value:.3f}\n{counted(factors.num_runs, 'run')}"
             estimates = {column: getattr(factors, field) for column, field in TERMS.items()}
             terms.append(
                 {"system": score.system, "mean minutes": minutes}

@@ -53,7 +53,9 @@ class TrainingRun(Training):
         super().__init__(config, benchmark, seed=spec.seed)
         self.spec, self.log, self.slot = spec, log, slot or Slot()
         is_quiet = self.rank_info.rank > 0
-        self.clock = StepClock(self.progress_line, Console(highlight=False, soft_wrap=True, quiet=is_quiet))
+        self.clock = StepClock(
+            self.progress_line, Console(highlight=False, markup=False, soft_wrap=True, quiet=is_quiet)
+        )
         self.watch = MachineWatch(spec.most_threads, self.rank_info, self.device)
         self.rate, self.quality = 0.0, 0.0
         self.started = time.monotonic()  # run_start sets it anew

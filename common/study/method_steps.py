@@ -106,7 +106,7 @@ def measure(args: argparse.Namespace) -> int:
     Files that have their pairs are kept, whatever their commit; others are continued on the same one.
     """
     size, num_pairs, results = args.measure, args.pairs or NUM_PAIRS, args.results.resolve()
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     with console.status("finding out what can be built"):
         subjects, reasons = choose_subjects(size, args.name)
     for method, reason in reasons.items():

@@ -139,7 +139,7 @@ def show(trials: Mapping[str, Sequence[Trial]], title: str) -> None:
     heading = f"{title}: trials, the best first ({counts}; one with missing runs is not shown)"
     console.print(make_table(heading, columns, rows, left=columns[:2]))
     for line in describe_best(trials):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def describe_best(trials: Mapping[str, Sequence[Trial]]) -> Iterator[str]:

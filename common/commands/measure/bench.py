@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
         shapes=args.shapes,
         has_parts=not args.no_parts,
         project=project,
-        console=Console(stderr=args.json, highlight=False, soft_wrap=True),
+        console=Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True),
     )
     if args.json and figures["peaks"]:
         print(json.dumps(figures))

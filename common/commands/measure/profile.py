@@ -85,7 +85,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     load()  # a wrong setting is refused before torch is loaded
     from common.measure.profiling.profile import profile
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True, quiet=rank_info.rank > 0)
+    console = Console(
+        stderr=args.json, highlight=False, markup=False, soft_wrap=True, quiet=rank_info.rank > 0
+    )
     figures = profile(
         load, rank_info, num_turns=args.turns, delay_ms=args.delay_data, trace=args.trace, console=console
     )

@@ -74,7 +74,7 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Plan, measure, train, calculate, print; returns the exit code, and the path of the ledger."""
     from common.measure.steptime import buildable
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     switches = Switches(
         args.benchmark, args.configuration, size=args.size, settings=args.set, build=buildable
     )

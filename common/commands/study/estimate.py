@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
         record = records.make_record(args, config)
         folder = args.results / records.ESTIMATES / record["system"]
         path = figures.keep(record, folder, args.benchmark)
-        console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+        console = Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True)
         costs = records.describe_costs(record, prices)
         console.print(*records.describe(record), *costs, f"-> {path}", sep="\n")
         if args.json:

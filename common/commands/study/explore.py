@@ -41,9 +41,8 @@ def main(args: argparse.Namespace) -> int:
     from common.study.prices import PRICES, load_prices
 
     file, prices = page_path(args.out, EXPLORER), load_prices(args.prices or PRICES)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    report = partial(console.print, markup=False)
-    rates = points.read_benches(args.paths, report)
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    rates = points.read_benches(args.paths, console.print)
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []
     if not rates or any(True for path in paths for _ in find_logs(path)):
@@ -51,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
             advance = partial(progress.update, progress.add_task("reading logs", total=None), advance=1)
             audited = audit_paths(paths, lambda _, total: advance(total=total), systems=args.systems)
     run_sets = [entry.run_set for entry in audited]
-    others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, report)
+    others = points.published_points() + points.predicted_points(args.paths, rates, run_sets, console.print)
     page = explore.render(explore.page_data(audited, rates, prices, file.parent, others))
     save_text(file, page)
     num_runs = sum(len(entry.run_set.logs) for entry in audited)

@@ -135,7 +135,7 @@ class Command:
     def show_progress(self, number: int, results: Sequence[Result]) -> None:
         self.console.print(f"after {number} of at most {self.rule.max_pairs} pairs:")
         for result in results:
-            self.console.print(describe_progress(result, self.rule), markup=False)
+            self.console.print(describe_progress(result, self.rule))
 
     def compare_runs(self) -> int:
         planned = cells.plan_run_sets(self.study, self.args)  # raises before a folder is made
@@ -150,7 +150,7 @@ class Command:
         if unmatched := sum(map(len, logs)) - 2 * len(pair_runs(*logs)):
             self.console.print(f"{unmatched} runs are left out: the other side has none of their seed")
         for line in cells.list_warnings(dict(zip(self.names, logs, strict=True))):
-            self.console.print(line, markup=False)
+            self.console.print(line)
         commits = {log.header("commit") or "unknown" for runs in logs for log in runs}
         targets = {}
         if "quality" in self.args.measures:
@@ -240,7 +240,7 @@ class Command:
 
 def compare(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Compare two configurations; returns the exit code, and the path of the figures where there are some."""
-    command = Command(args, Console(highlight=False, soft_wrap=True))
+    command = Command(args, Console(highlight=False, markup=False, soft_wrap=True))
     configs = command.configs  # raises before anything is made
     if args.dry_run:
         cells.check_builds(dict(zip((args.a, args.b), configs, strict=True)))

@@ -339,7 +339,7 @@ def measure_rates(args: argparse.Namespace, config: RunConfig) -> Rates:
     """Profile the configuration on one device of this machine; keep the figures as `ttt inspect profile`."""
     from common.measure.profiling.profile import profile
 
-    console = Console(stderr=args.json, highlight=False, soft_wrap=True)
+    console = Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True)
     load = partial(
         load_for_ranks,
         args.benchmark,

@@ -233,6 +233,14 @@ def test_the_estimate_of_a_file_is_found_again(tmp_path):
     assert ttt_here("estimate", "--reprice", "--price", "own=1", *results).returncode == 0
 
 
+def test_the_path_of_an_estimate_is_printed_as_it_is(tmp_path):
+    results = tmp_path / "old[/x] [a]"
+    options = ["--size", "mini", "--measured", "900@32", "--samples", "18000", "--results", results]
+    done = ttt_here("estimate", "language_bert", "optimized", *options)
+    (written,) = results.rglob("*.json")
+    assert done.returncode == 0 and done.stdout.endswith(f"-> {written}\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
