@@ -48,6 +48,11 @@ def write_whole(path: Path) -> Iterator[Path]:
         remove_draft(path)
 
 
+def let_folder_readers_read(path: Path) -> None:
+    """Let those read a file who may enter its folder: safetensors gives its owner alone access."""
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file of UTF-8 text, and the folders above it where they are missing."""
     make_folder(path.parent)

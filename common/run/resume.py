@@ -15,7 +15,7 @@ from typing import Any
 from common.arguments import whole_number
 from common.data.preparation import data_fingerprint
 from common.errors import UserError
-from common.evidence.log import parse_log
+from common.evidence.log import parse_log, read_log
 from common.evidence.recipes import Recipe, all_differences, flat
 from common.files import remove_draft
 from common.run.run_set import RunSet
@@ -110,6 +110,10 @@ def resume_run_set(run_set: RunSet, result: Path, *, seed: int | None) -> RunSet
         raise UserError("--resume names one run; use it with --runs 1")
     facts = read_facts(checkpoint)
     check_facts(facts, run_set.loaded.config.plan().num_steps, checkpoint)
+    named = read_log(result).value("seed") if result.is_file() and result.suffix == ".txt" else None
+    if named not in (None, facts.seed):
+        what = f"is of seed {facts.seed}, but {result.name} of seed {named}"
+        raise UserError(what, where=str(checkpoint), hint="name the result whose run wrote the checkpoint")
     config, asked_seed = run_set.loaded.config, facts.seed if seed is None else seed
     before = run_recipe(facts.config, facts.seed, facts.world_size, facts.dataset_fingerprint, facts.system)
     before["threads"] = parse_log(facts.log.encode(), "log").threads  # None where a GPU computes

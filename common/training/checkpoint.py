@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from common.errors import UserError, name_error
-from common.files import write_whole
+from common.files import let_folder_readers_read, write_whole
 from common.training import checkpoint_header, distributed
 from common.training.checkpoint_header import Facts, RandomState
 from common.training.step import Training
@@ -134,6 +134,7 @@ def write(checkpoint: Path, tensors: Tensors, facts: Facts) -> None:
     }
     with write_whole(checkpoint) as draft:
         save_file(tensors, draft, metadata=metadata)
+        let_folder_readers_read(draft)
 
 
 def crc_of(name: str, value: Tensor) -> int:

@@ -54,6 +54,7 @@ def read_facts(checkpoint: Path) -> Facts:
     from safetensors import SafetensorError, safe_open  # an extra, which training needs
 
     try:
+        checkpoint.open("rb").close()  # safetensors says of a file that may not be read that there is none
         with safe_open(checkpoint, framework="np") as file:
             metadata = file.metadata() or {}
             text = metadata.get("facts", "")

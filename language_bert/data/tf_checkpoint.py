@@ -23,6 +23,7 @@ import torch
 from safetensors.numpy import save_file
 
 from common.errors import UserError
+from common.files import let_folder_readers_read
 from language_bert.data.protobuf import masked_crc, parse, read_varint
 from language_bert.model import bert_config, build_bert, check_shapes, read_weights
 
@@ -185,3 +186,4 @@ def convert_checkpoint(prefix: Path, config: Any, path: Path, *, weights: Path |
         lengths = f"{near:.3f} up to {TRAINED}, {far:.3f} beyond (training was on {TRAINED} tokens)"
         print(f"mean norm of the position embeddings: {lengths}", flush=True)
     save_file(tensors, path)
+    let_folder_readers_read(path)

@@ -1,6 +1,8 @@
 """Checkpoints: a resumed training ends as one that was not interrupted; a kill leaves the last one whole."""
 
+import errno
 import json
+import os
 import random
 import signal
 import sys
@@ -140,6 +142,30 @@ def test_a_run_goes_on_with_its_seed_whatever_its_checkpoints(result):
         assert found.seeds == (3,) and found.checkpoint == checkpoint_of(result)
     with pytest.raises(UserError, match="belongs to another run: seed is 3 there, 4 here"):
         resume.resume_run_set(run_set(), result, seed=4)
+
+
+def test_a_checkpoint_of_another_run_than_the_named_one_is_refused(result):
+    result.write_text(LOG.replace('"value": 3', '"value": 5'))
+    with pytest.raises(UserError, match=r"result_0.safetensors: is of seed 3, but result_0.txt of seed 5"):
+        resume.resume_run_set(run_set(), result, seed=None)
+    result.write_text(LOG)
+    assert resume.resume_run_set(run_set(), result, seed=None).seeds == (3,)
+
+
+def test_a_checkpoint_may_be_read_by_those_who_may_enter_its_folder(result, monkeypatch):
+    umask = os.umask(0o027)
+    try:
+        checkpoint.write(checkpoint_of(result), {}, facts())
+    finally:
+        os.umask(umask)
+    assert checkpoint_of(result).stat().st_mode & 0o777 == 0o640
+
+    def refuse(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        resume.read_facts(checkpoint_of(result))
 
 
 @pytest.mark.parametrize(
