@@ -47,6 +47,12 @@ class ImageDataConfig(DataConfig):
         return self
 
     @model_validator(mode="after")
+    def check_evaluation_px(self) -> Self:
+        if self.evaluation_crop_px > self.evaluation_resize_px:
+            raise ValueError("evaluation_crop_px must be at most evaluation_resize_px")
+        return self
+
+    @model_validator(mode="after")
     def check_stored_px(self) -> Self:
         if self.stored_px_if_it_fits is not None and self.stored_px_if_it_fits <= self.stored_px:
             raise ValueError("stored_px_if_it_fits must be larger than stored_px, or null")

@@ -51,6 +51,13 @@ class TextDataConfig(DataConfig):
     masked_fraction: Fraction
     evaluation_masked_fraction: Fraction
 
+    @model_validator(mode="after")
+    def check_masked(self) -> "TextDataConfig":
+        for name in ("masked_fraction", "evaluation_masked_fraction"):
+            if int(self.max_seq_length * getattr(self, name)) < 1:
+                raise ValueError(f"{name} masks no token of max_seq_length {self.max_seq_length}")
+        return self
+
 
 class Config(RunConfig):
     model: ModelConfig

@@ -19,7 +19,7 @@ from math import ceil
 from pydantic import Field
 from torch import nn
 
-from common.config.schema import Fraction, RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import check_share
 from common.training import ranks
 from common.training.method import Batch, Method, Progress, split_gradual
@@ -67,7 +67,7 @@ class LayerFreezing(Method):
         start: float = Field(
             default=0.5, ge=0, lt=1, description="fraction of the training before the first layer freezes"
         )
-        level: Fraction = Field(default=1.0, description="share of layers frozen at the end")
+        level: float = Field(default=1.0, gt=0, le=1, description="share of layers frozen at the end")
 
     def phase_starts(self, num_steps: int) -> list[int]:
         return split_gradual(ceil(self.settings.start * num_steps), num_steps)

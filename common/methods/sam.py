@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from common.config.schema import Strict
+from common.config.schema import RunConfig, Strict
 from common.training.method import Method, Progress
 
 
@@ -56,6 +56,11 @@ class Sam(Method):
         every_steps: int = Field(
             default=10, ge=1, description="steps from one such step to the next; the paper: 1"
         )
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        if self.settings.every_steps > (num_steps := config.plan().num_steps):
+            self.refuse(f"the training has {num_steps} steps", setting="every_steps")
+        return config
 
     @property
     def period(self) -> int:

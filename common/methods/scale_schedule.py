@@ -28,6 +28,8 @@ def scale_duration(duration: str, ratio: float) -> str:
 
 
 class ScaleSchedule(Method):
+    is_configured_first = True
+
     class Config(Strict):
         ratio: float = Field(gt=0, description="new length over old length; published: 0.32 for ResNet-50")
 

@@ -31,7 +31,7 @@ def load_config(benchmark: str, configuration: str, *, size: str, settings: list
     check_plan(config, origins)  # methods divide by its steps, and may shorten it
     methods = build_methods(config, origins)
     changes = []
-    for method in methods:
+    for method in sorted(methods, key=lambda one: not one.is_configured_first):
         before, config = config, apply_hook(method, "configure", config)
         changes += [
             f"{method.name}: {change.key}: {change.before} -> {change.after}"

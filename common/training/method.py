@@ -125,6 +125,7 @@ class Method:
     is_of_reference: ClassVar[bool] = False  # part of the MLPerf reference, which the closed division allows
     is_approved: ClassVar[bool] = False  # another numerical format that the closed division approves
     is_process_wide: ClassVar[bool] = False  # it acts on the process, and so on every model in it
+    is_configured_first: ClassVar[bool] = False  # it sets lengths or sizes that other methods check
     config: RunConfig
 
     class Config(Strict):

@@ -45,6 +45,8 @@ def apply_fixres(
 class Fixres(Method):
     """Changes two sizes of the data, published: to 176 and 232; refuses data that have these sizes."""
 
+    is_configured_first = True
+
     class Config(Strict):
         train_crop_px: int = Field(ge=32, description="side of the crops to train on, in pixels")
         evaluation_resize_px: int = Field(

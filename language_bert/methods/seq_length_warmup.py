@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from common.config.schema import Fraction, RunConfig, Strict
+from common.config.schema import RunConfig, Strict
 from common.errors import UserError
 from common.training.method import Batch, Method, Progress, split_gradual
 from common.training.registry import refuse_compiled
@@ -122,7 +122,9 @@ class SeqLengthWarmup(Method):
     """
 
     class Config(Strict):
-        duration: Fraction = Field(default=0.3, description="the part of all steps in which the length grows")
+        duration: float = Field(
+            default=0.3, gt=0, le=1, description="the part of all steps in which the length grows"
+        )
         min_length: int = Field(default=8, ge=8, description="tokens of a sequence at the first step")
         round_to: int = Field(default=8, gt=0, description="lengths on the way are multiples of this")
         how: Literal["truncate", "segment"] = Field(
@@ -132,8 +134,8 @@ class SeqLengthWarmup(Method):
     def configure(self, config: RunConfig) -> RunConfig:
         """Move this method before `unpad`. Raises UserError where it cannot work."""
         task = config.model_dump()
-        if self.settings.min_length > task["data"]["max_seq_length"]:
-            self.refuse("min_length is more than data.max_seq_length")
+        if self.settings.min_length >= (longest := task["data"]["max_seq_length"]):
+            self.refuse(f"must be less than data.max_seq_length, {longest}", setting="min_length")
         if self.settings.how == "segment":
             refuse_next_sentence(config, self, hint="how: truncate")
         refuse_compiled(config, self.name)

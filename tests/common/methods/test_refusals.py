@@ -41,6 +41,20 @@ def load(where, settings):
         ("resnet baseline mini", EMA[8:].replace("2}", "20}"), SHORT, "every_steps: .*20 of 20"),
         ("bert baseline full", "position_rows={trained_rows: 512}", (), "trained_rows: leaves none of 512"),
         ("resnet baseline full", "scale_schedule={ratio: 1.001}", (), "max_duration stays 90ep"),
+        # what scale_schedule and fixres set is known to the others, wherever they stand
+        (
+            "resnet baseline mini",
+            f"{EMA[8:-1]}, first_step: 200}}",
+            ("methods.scale_schedule={ratio: 0.5}",),
+            "first_step: .*step 200 of 176",
+        ),
+        (
+            "resnet baseline mini",
+            "progressive_crops={sizes_px: [56, 112], epochs: [4, 4]}",
+            ("methods.fixres={train_crop_px: 84, evaluation_resize_px: 112}",),
+            "last size is 112, but train_crop_px is 84",
+        ),
+        ("resnet baseline mini", "sam={every_steps: 353}", (), "every_steps: the training has 352 steps"),
         ("resnet baseline mini", "selective_backprop={start: 0.9}", (), "start: must lie before end"),
         ("resnet baseline mini", "selective_backprop={whole_every: 1}", (), "leaves no step"),
         ("resnet baseline mini", "selective_backprop={}", (COMPILED,), "differ .*methods.compile=false"),
@@ -90,7 +104,7 @@ def load(where, settings):
             ("model.next_sentence=true",),
             "no next sentence",
         ),
-        ("bert baseline mini", "seq_length_warmup={min_length: 161}", (), "min_length is more than"),
+        ("bert baseline mini", "seq_length_warmup={min_length: 160}", (), "min_length: must be less than"),
         (
             "bert baseline mini",
             "fp8={}",
@@ -103,6 +117,15 @@ def test_settings_are_refused(where, method, settings, message):
     name = method.partition("=")[0].partition(".")[0]
     with pytest.raises(UserError, match=rf"^methods\.{name}\b.*{message}"):
         load(where, [f"methods.{method}", *settings])
+
+
+def test_sizes_that_a_method_sets_are_checked_like_those_of_a_file():
+    for setting in (
+        "methods.fixres={train_crop_px: 84, evaluation_resize_px: 96}",
+        "data.evaluation_crop_px=128",
+    ):
+        with pytest.raises(UserError, match="data: evaluation_crop_px must be at most evaluation_resize_px"):
+            load("resnet baseline mini", [setting])
 
 
 @pytest.mark.parametrize(
