@@ -13,7 +13,7 @@ from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from common.evidence.paths import STUDY, find_sets, label
+from common.evidence.paths import STUDY, absolute, find_sets, label
 from common.evidence.records import (
     LOOKALIKE,
     TOKEN,
@@ -332,14 +332,14 @@ def read_brief(path: Path) -> Log:
 
 def read_log(path: Path) -> Log:
     """Read one file; a link, a device or an unreadable file becomes a log with one problem."""
-    name, absolute = label(path), path.absolute()
-    system, benchmark = printable(absolute.parent.parent.name), absolute.parent.name
+    name, file = label(path), absolute(path)
+    system, benchmark = printable(file.parent.parent.name), file.parent.name
     folders = (system, benchmark) if benchmark in TARGETS else ("", "")
     try:
         data = read_bytes(path, MAX_BYTES)
     except ValueError as error:
         return Log(path=name, folders=folders, problems=(Problem("file", 0, str(error)),))
-    return replace(parse_log(data, name, folders), file=absolute)
+    return replace(parse_log(data, name, folders), file=file)
 
 
 def parse_log(data: bytes, path: str, folders: tuple[str, str] = ("", "")) -> Log:

@@ -24,13 +24,18 @@ _UNPACKED: dict[Path, Path] = {}  # folder -> the archive whose members lie in i
 def find_sets(paths: Sequence[Path]) -> dict[Path, list[Path]]:
     """Return folder -> its result files, by number, without other benchmarks' folders. Raises as `load`."""
     folders: dict[Path, list[Path]] = {}
-    for file in sorted({file.absolute() for path in paths for file in find_logs(path)}, key=_natural):
+    for file in sorted({absolute(file) for path in paths for file in find_logs(path)}, key=_natural):
         if file.parent.name not in OTHER_BENCHMARKS:
             folders.setdefault(file.parent, []).append(file)
     if not folders:
         where = ", ".join(label(path) for path in paths)
         raise UserError("no result_*.txt of resnet or bert here", where=where, hint="`ttt run` writes them")
     return folders
+
+
+def absolute(path: Path) -> Path:
+    """Return an absolute path without `..`, which would be taken for the name of a system."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def find_others(paths: Sequence[Path]) -> list[str]:

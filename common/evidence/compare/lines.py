@@ -17,6 +17,7 @@ from common.evidence.compare.reproduce import (
     Part,
     Reproduction,
 )
+from common.evidence.records import counted
 from common.evidence.score import score_json
 from common.evidence.text import TWO_DIGITS, between, number, percent
 
@@ -122,7 +123,9 @@ def conclusion(comparison: Reproduction) -> str:
     if comparison.is_reproduced:
         verdict, text = "REPRODUCED", "throughput and samples to target"
     elif not comparison.score.minutes:
-        text = "no score (two runs or more missed the target)"
+        score = comparison.score
+        reached = f"{score.num_converged} of {counted(len(score.runs), 'run')} reached the target"
+        text = f"no score ({'more than one recipe' if score.mixture else reached})"
     place = ""
     if theirs and comparison.has_other_devices:
         place = f"on other hardware ({comparison.devices} here, {theirs.accelerators} published): "

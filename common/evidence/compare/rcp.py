@@ -145,7 +145,7 @@ def compare_with_reference(benchmark: str, logs: Sequence[Log]) -> Convergence |
     elif batch_size < point.batch_size:
         notes.append(f"there is none for a batch as small as {batch_size:,}")
     if estimate is None:
-        notes.append("two runs or more missed the target, or state no epoch_num")
+        notes.append("too many runs missed the target, or state no epoch_num")
     elif benchmark == "bert" and estimate.value < batch_size:
         notes.append("epoch_num in the logs counts no samples")
         estimate = None

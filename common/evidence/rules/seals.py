@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from common.evidence.log import Log
 from common.evidence.paths import result_name
 from common.evidence.recipes import all_differences, recipe_of
-from common.evidence.records import printable
+from common.evidence.records import counted, printable
 from common.evidence.rules.rule import Found, edit, rule
 from common.evidence.rules.sealed_files import (
     choose_derived_seeds,
@@ -318,7 +318,7 @@ def started_runs_end(sealing: Sealing) -> Iterator[Found]:
 def decided_runs_are_started(sealing: Sealing) -> Iterator[Found]:
     """All runs that were decided have been started."""
     if sealing.num_not_started:
-        yield Found(0, f"{sealing.num_not_started} have not", path=sealing.place(RUNS))
+        yield Found(0, f"{counted(sealing.num_not_started, 'run')} not started", path=sealing.place(RUNS))
 
 
 @rule("C920", "warning", SEALED, breaks=edit_list(edit_line(-2, time="2000-01-01T00:00:00Z")))

@@ -26,6 +26,7 @@ class MlflowStore(Store):
     def __init__(self, out: Path, uri: str = "") -> None:
         super().__init__(out)
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # before the import, which would start it
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # 7 would wait minutes without a word
         self.mlflow = import_library("mlflow", title="MLflow")
         modules = ("sqlalchemy", "alembic")
         self.sqlalchemy, _ = (import_library(module, title="MLflow's database") for module in modules)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from common.evidence.ledger import find_ledgers
-from common.evidence.paths import OTHER_BENCHMARKS, find_logs, find_studies
+from common.evidence.log import read_log
+from common.evidence.paths import OTHER_BENCHMARKS, find_logs, find_sets, find_studies
 from common.study.points import read_benches
 
 
@@ -33,6 +34,15 @@ def vanishing(tmp_path, monkeypatch):
 def test_every_other_benchmark_of_mlperf_training_is_known():
     counts = pytest.importorskip("mlperf_logging.benchmark_meta").get_result_file_counts("training")
     assert {*counts} - OTHER_BENCHMARKS == {"resnet", "bert"}
+
+
+def test_a_path_with_dots_names_the_system_that_it_leads_to(golden, tmp_path, monkeypatch):
+    golden.write(tmp_path, [golden.log()])
+    (folder,) = tmp_path.glob("*/resnet")
+    monkeypatch.chdir(folder)
+    dotted = Path("..", folder.name)
+    assert [*find_sets([dotted, folder])] == [folder]
+    assert read_log(dotted / "result_0.txt").folders == read_log(folder / "result_0.txt").folders
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,17 @@ def test_a_set_of_another_target_has_a_line_of_its_own_and_is_not_compared(golde
     assert any(line.endswith(", target 0.5)") for line in compact_lines(scores, {}, 200))
 
 
+def test_a_set_of_two_recipes_has_no_score_and_the_answer_says_why(tmp_path):
+    folder = tmp_path / "x-optimized" / "resnet"
+    folder.mkdir(parents=True)
+    for number, version in enumerate(("torch 2.15.0", "torch 2.99.0")):
+        text = (ROOT / f"results/reference-2cpu-mini-optimized/resnet/result_{number}.txt").read_text()
+        assert "torch 2.15.0" in text
+        (folder / f"result_{number}.txt").write_text(text.replace("torch 2.15.0", version))
+    (answer,) = answers([score(run_set) for run_set in load([tmp_path])], {})
+    assert answer.startswith("optimized has no score: more than one recipe: version torch is 2.15.0 in ")
+
+
 def test_the_answer_says_where_every_run_of_a_set_was_disturbed(golden, tmp_path):
     def write(configuration, num_disturbed):
         logs = golden.set(num_logs=2, configuration=configuration)

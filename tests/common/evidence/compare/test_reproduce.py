@@ -140,7 +140,8 @@ def test_countings_are_told_apart_and_converted_exactly(golden):
 def test_unreadable_and_unreached_runs_are_not_reproduced(golden, tmp_path):
     missed = golden.timeline("resnet", [(60, 66, 1000, 0.5)])
     done = ttt("reproduce", golden.write(tmp_path, [missed, missed, missed]))
-    assert done.returncode == 1 and "NOT REPRODUCED: no score" in done.stdout
+    assert done.returncode == 1
+    assert "NOT REPRODUCED: no score (0 of 3 runs reached the target)" in done.stdout
     assert done.stdout.count("\n  missed: ") == 3
     (tmp_path / "result_0.txt").write_text("")
     for options in ([], ["--against", "8xA100_80GB-methods"]):  # a log of no benchmark has no published set
