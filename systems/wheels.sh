@@ -13,7 +13,8 @@ if [ "${1:-}" = fetch ] && [ -n "${2:-}" ]; then
   pip download "${target[@]}" --constraint .ci/constraints.txt --no-deps mlperf-logging  # whose checkers want pandas
   rm -f wheels/numpy-*.whl  # a machine with torchvision has numpy already
 elif [ "${1:-}" = install ] && [ -n "${2:-}" ]; then
-  folder="$2"
+  [ -d wheels ] || { echo "error: no wheels/ here: make it with 'fetch' on a machine with network" >&2; exit 2; }
+  folder="$2" && mkdir -p "$folder"
   pip install --dry-run --no-index --find-links wheels --report "$folder/report.json" "${needed[@]}"
   pins='import json, sys; [print("{name}=={version}".format(**each["metadata"])) for each in json.load(sys.stdin)["install"]]'
   mapfile -t missing < <("${PYTHON:-python3}" -c "$pins" < "$folder/report.json")

@@ -111,7 +111,7 @@ def show_status(args: argparse.Namespace) -> int:
 def prepare(config: configs.RunConfig, source: str | None = None) -> int:
     """Prepare the data unless they are intact. Raises UserError for a source that size mini does not take."""
     directory = config.data_directory
-    if preparation.is_intact(directory, config):
+    if (source is None or config.size == "full") and preparation.is_intact(directory, config):
         print(f"{config.benchmark}: {repository.relative_path(directory)} is prepared and intact")
         return EXIT_OK
     module = repository.benchmark_module(config.benchmark, "data.prepare")

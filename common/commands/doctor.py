@@ -28,7 +28,7 @@ from common.repository import IS_INSTALLED
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared(parser, "--benchmarks", "--size")
-    parser.add_argument("--quick", action="store_true", help="start no processes, train nothing")
+    parser.add_argument("--quick", action="store_true", help="start no process, train nothing, read no data")
     add_shared(parser, "--json", "--set")
     bands = "only train the first steps with so many seeds, and store the bands of their losses (size mini)"
     parser.add_argument("--store-bands", type=int, metavar="SEEDS", help=bands)

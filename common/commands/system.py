@@ -114,7 +114,7 @@ def check(path: Path) -> int:
     else:
         verdicts = [official.judge_description(path, ruleset) for ruleset in RULESETS]
     refused = [verdict for verdict in verdicts if verdict.refuses]
-    texts = [counted(len(faults), "problem")] * (bool(faults) or not open_ones)
-    texts += [f"{len(open_ones)} open fields (ttt doctor --describe --missing {label})"] * bool(open_ones)
+    many = f"{counted(len(open_ones), 'open field')} (ttt doctor --describe --missing {label})"
+    texts = [counted(len(faults), "problem")] * (bool(faults) or not open_ones) + [many] * bool(open_ones)
     print(*faults, *refused, f"{label}: {', '.join(texts)}; official checkers: {summary(verdicts)}", sep="\n")
     return EXIT_FINDINGS if faults or refused else EXIT_OK

@@ -42,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     if args.check_published:
+        if args.benchmark or args.architecture:
+            raise UserError("--check-published compares all benchmarks and GPUs; name none")
         from common.measure.without_gpu import gpu_model
 
         rows = gpu_model.check_published()

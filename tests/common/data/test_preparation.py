@@ -167,6 +167,12 @@ def test_a_file_that_the_manifest_never_knew_is_missed(text):
     assert "content changed" in damage and "mini: damaged, lacks vocab.txt, fingerprint" in line
 
 
+def test_a_source_is_refused_at_size_mini_though_the_data_are_there():
+    assert ttt_here("data", "prepare", "bert", "--size", "mini").returncode == 0
+    line = one_line(ttt_here("data", "prepare", "bert", "--size", "mini", "--source", "nowhere"))
+    assert "--source nowhere: size mini makes its own data" in line
+
+
 def test_data_without_starting_weights_are_whole_and_are_not_replaced(tmp_path):
     place, random = [f"data.directory={tmp_path}"], ["model.start=random"]
     config = load_config("language_bert", "baseline", size="full", settings=[*place, *random]).config

@@ -103,9 +103,7 @@ def test_what_says_nothing_is_an_open_field(tmp_path, monkeypatch, value):
     assert done.returncode == 1 and first.startswith("cooling: <such as air")
     assert last == "# 1 of 33 fields are open; state them in x.json"
     checked = ttt("system", "--check", "x.json").stdout
-    assert (
-        "1 open fields (ttt doctor --describe --missing x.json)" in checked and " 0 problems" not in checked
-    )
+    assert "1 open field (ttt doctor --describe --missing x.json)" in checked and " 0 problems" not in checked
 
 
 @pytest.mark.parametrize("value", ["air", "none", "none: one node", "n/a", 8, {"cuda": "13.0"}])

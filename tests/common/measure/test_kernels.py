@@ -106,6 +106,8 @@ def test_published_rates_are_predicted_and_those_held_out_too():
     assert error_factors(row["ratio"] for row in rows if row["use"] == "check")[0] < 1.25
     done = ttt_here("compile", "--check-published")
     assert done.returncode == 0 and "predicted" in done.stdout and "held out" in done.stdout
+    refused = ttt_here("compile", "bert", "--for", "sm_90", "--check-published")
+    assert refused.returncode == 2 and "all benchmarks and GPUs; name none" in refused.stderr
 
 
 def test_rates_of_this_suite_are_those_that_a_gpu_measured():
