@@ -44,7 +44,10 @@ def measure_effects(measured: Measurements, switches: Switches, steps: Sequence[
     effects = []
     for step, log_ratios, of_step in zip(steps, turns, tests, strict=True):
         log_time, log_samples = intervals.median(log_ratios), measured.log_samples.estimate(step.contrast)
+        quality = measured.qualities.estimate(step.contrast)
+        are_trained = bool(measured.runs.get(step.before) and measured.runs.get(step.after))
         unknown = [
+            "no seed links the runs with and without it" * (are_trained and quality is None),
             count_runs(measured, step, "missed", lambda run: run.samples is None),
             count_runs(measured, step, "passed at the first evaluation", lambda run: run.is_bound),
         ]
@@ -57,7 +60,7 @@ def measure_effects(measured: Measurements, switches: Switches, steps: Sequence[
             after_ms=1e3 * measured.seconds(step.after),
             throughput=speed_up(log_time),
             samples=transform(log_samples, math.exp) if log_samples else None,
-            quality=measured.qualities.estimate(step.contrast),
+            quality=quality,
             minutes_saved=minutes_saved(measured, step, log_time, log_samples) if log_samples else None,
             note="; ".join(filter(None, unknown)),
             tests=of_step,

@@ -91,7 +91,7 @@ class Groups:
     def linked_seeds(self) -> list[set[str]]:
         """The seeds in parts that no state links: between two of them nothing tells states from seeds."""
         parts: list[set[str]] = []
-        for values in self.values.values():
+        for values in filter(None, self.values.values()):
             whole = set(values).union(*(part for part in parts if part & values.keys()))
             parts = [part for part in parts if not part & whole] + [whole]
         return parts

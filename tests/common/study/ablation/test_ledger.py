@@ -123,6 +123,14 @@ def test_samples_that_are_not_known_leave_minutes_unknown_and_are_told(change, n
     assert effect.note == note
 
 
+def test_a_state_without_a_seed_of_the_others_is_not_compared_and_says_so():
+    measured = made(seeds=("1", "2"))
+    alone = [Trained(seed=seed, samples=9000.0, quality=0.5) for seed in ("3", "4")]
+    effect = rows(replace(measured, runs={**measured.runs, State("b"): alone}))["b"].alone
+    assert effect.samples is None and effect.minutes_saved is None and effect.quality is None
+    assert effect.note == "no seed links the runs with and without it"
+
+
 def test_pairs_tell_what_two_save_together():
     (pair,) = ledgers.make_pairs(made(), design(("a", "b"), 8), State())
     assert pair.names == ["a", "b"]

@@ -110,7 +110,7 @@ def test_a_state_that_no_seed_links_with_the_others_has_no_contrast():
         "c": {"4": 9.0, "5": 9.5},
         "d": {"3": 2.0},
     }
-    groups = Groups(values)
+    groups = Groups(values | {"missed": {}})
     assert groups.linked_seeds == [{"4", "5"}, {"1", "2", "3"}]
     assert groups.contrast({"a": 1, "d": -1}) is not None  # by b
     assert groups.contrast({"a": 1, "c": -1}) is None
