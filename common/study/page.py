@@ -33,7 +33,8 @@ TABLE_PAGE = PAGE.with_name("SIMULATIONS.md")
 STUDIES = ROOT / "results" / "study"
 SWEEPS = {"BERT": "bert-mini", "The ResNet proxy": "resnet-mini"}
 ABLATIONS = {"BERT": "bert-mini", "ResNet": "resnet-mini"}
-COMPARED = {"BERT": "compare-baseline-optimized_muon/bert-mini"}
+MUON = "compare-baseline-optimized_muon"
+COMPARED = {"BERT in float32": f"{MUON}/bert-mini", "BERT in bfloat16": f"{MUON}-bf16/bert-mini"}
 TUNED = {"BERT": "bert", "ResNet": "resnet"}
 KEPT = re.compile(
     r"^#   (\S.*?)  +(\S+x \([^)]*\))  .*  kept  ", re.M
