@@ -72,8 +72,7 @@ class Processes:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            with delay_signals():  # else Ctrl-C could leave the lock of a Popen taken, which then never ends
-                codes = [process.poll() for process in self.processes]
+            codes = self.poll()
             if failed := [Exit(number, code) for number, code in enumerate(codes) if code]:
                 return min(
                     failed, key=lambda exit: (exit.code != -signal.SIGKILL, exit.code > 0, exit.number)
@@ -84,12 +83,20 @@ class Processes:
                 return None
             time.sleep(POLL_S)
 
+    def poll(self) -> list[int | None]:
+        """Return the exit codes, None of those that run.
+
+        Signals are held back: Ctrl-C could leave the lock of a Popen taken, which would then never end.
+        """
+        with delay_signals():
+            return [process.poll() for process in self.processes]
+
     def end(self, grace_s: float) -> None:
         """Send SIGTERM, kill after `grace_s`, then end the descendants that are left."""
         if grace_s:
             self.signal(signal.SIGTERM)
             deadline = time.monotonic() + grace_s
-            while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
+            while None in self.poll() and time.monotonic() < deadline:
                 time.sleep(POLL_S)
         self.signal(signal.SIGKILL)
         deadline = time.monotonic() + KILLED_S
