@@ -4,6 +4,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -112,6 +113,11 @@ def spread_of(estimate: Estimate, form: Form = TWO_DIGITS, unit: str = "") -> st
 def open_console(width: int) -> Console:
     """Return a console of the terminal's width, else of `width` columns."""
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else width)
+
+
+def line_console(**options: Any) -> Console:
+    """Return a console that prints lines as they are: not highlighted, read as markup or wrapped."""
+    return Console(highlight=False, markup=False, soft_wrap=True, **options)
 
 
 def make_table(

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from safetensors import SafetensorError
 
 from common.config.schema import RunConfig
 from common.data import page_cache
 from common.data.preparation import data_fingerprint
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.text import line_console
 from common.files import explain_os_error, write_whole
 from common.machine.system import version_of
 from common.repository import WORKSPACE, benchmark_module, config_class
@@ -53,9 +53,7 @@ class TrainingRun(Training):
         super().__init__(config, benchmark, seed=spec.seed)
         self.spec, self.log, self.slot = spec, log, slot or Slot()
         is_quiet = self.rank_info.rank > 0
-        self.clock = StepClock(
-            self.progress_line, Console(highlight=False, markup=False, soft_wrap=True, quiet=is_quiet)
-        )
+        self.clock = StepClock(self.progress_line, line_console(quiet=is_quiet))
         self.watch = MachineWatch(spec.most_threads, self.rank_info, self.device)
         self.rate, self.quality = 0.0, 0.0
         self.started = time.monotonic()  # run_start sets it anew

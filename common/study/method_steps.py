@@ -20,6 +20,7 @@ from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
 from common.evidence.intervals import student_of_logs
 from common.evidence.paths import STUDY
 from common.evidence.score import BASELINE
+from common.evidence.text import line_console
 from common.files import save_text
 from common.machine import system
 from common.measure import device_run
@@ -106,7 +107,7 @@ def measure(args: argparse.Namespace) -> int:
     Files that have their pairs are kept, whatever their commit; others are continued on the same one.
     """
     size, num_pairs, results = args.measure, args.pairs or NUM_PAIRS, args.results.resolve()
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = line_console()
     with console.status("finding out what can be built"):
         subjects, reasons = choose_subjects(size, args.name)
     for method, reason in reasons.items():

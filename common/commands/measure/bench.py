@@ -19,11 +19,10 @@ import argparse
 import json
 from typing import Any
 
-from rich.console import Console
-
 from common.arguments import add_shared, positive
 from common.config.schema import RunConfig
 from common.errors import EXIT_FINDINGS, EXIT_OK
+from common.evidence.text import line_console
 from common.measure.device_run import load
 from common.repository import benchmark_module, configurations
 from common.training.registry import refuse_process_wide
@@ -60,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         shapes=args.shapes,
         has_parts=not args.no_parts,
         project=project,
-        console=Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True),
+        console=line_console(stderr=args.json),
     )
     if args.json and figures["peaks"]:
         print(json.dumps(figures))

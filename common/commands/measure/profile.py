@@ -25,12 +25,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from common.arguments import add_shared, whole_number
 from common.config.schema import Loaded
 from common.data.preparation import check_data
 from common.errors import EXIT_FINDINGS, EXIT_OK, UserError
+from common.evidence.text import line_console
 from common.files import check_folder, temporary_folder
 from common.machine import system
 from common.measure.device_run import load_for_ranks
@@ -85,9 +84,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     load()  # a wrong setting is refused before torch is loaded
     from common.measure.profiling.profile import profile
 
-    console = Console(
-        stderr=args.json, highlight=False, markup=False, soft_wrap=True, quiet=rank_info.rank > 0
-    )
+    console = line_console(stderr=args.json, quiet=rank_info.rank > 0)
     figures = profile(
         load, rank_info, num_turns=args.turns, delay_ms=args.delay_data, trace=args.trace, console=console
     )

@@ -20,13 +20,13 @@ examples:
 import argparse
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from common.arguments import add_shared, share, whole_number
 from common.data.preparation import check_data
 from common.errors import EXIT_INTERRUPTED, EXIT_OK
 from common.evidence.ledger import PATTERN
+from common.evidence.text import line_console
 from common.files import save_text
 from common.repository import relative_path
 from common.run import run_sets
@@ -74,7 +74,7 @@ def ablate(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Plan, measure, train, calculate, print; returns the exit code, and the path of the ledger."""
     from common.measure.steptime import buildable
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = line_console()
     switches = Switches(
         args.benchmark, args.configuration, size=args.size, settings=args.set, build=buildable
     )

@@ -26,11 +26,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from common.arguments import add_shared, list_benchmarks, whole_number
 from common.config.names import split_name
 from common.errors import EXIT_OK, UserError
+from common.evidence.text import line_console
 from common.measure import figures
 from common.measure.scaling import FORMULA
 from common.repository import ROOT
@@ -97,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
         record = records.make_record(args, config)
         folder = args.results / records.ESTIMATES / record["system"]
         path = figures.keep(record, folder, args.benchmark)
-        console = Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True)
+        console = line_console(stderr=args.json)
         costs = records.describe_costs(record, prices)
         console.print(*records.describe(record), *costs, f"-> {path}", sep="\n")
         if args.json:

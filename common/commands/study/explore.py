@@ -16,7 +16,6 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
 from common.arguments import add_shared, repository_path
@@ -25,6 +24,7 @@ from common.evidence.audit import Audited, audit_paths
 from common.evidence.paths import find_logs, find_studies
 from common.evidence.records import counted, printable
 from common.evidence.report import EXPLORER, page_path
+from common.evidence.text import line_console
 from common.files import save_text
 
 
@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from common.study.prices import PRICES, load_prices
 
     file, prices = page_path(args.out, EXPLORER), load_prices(args.prices or PRICES)
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = line_console(stderr=True)
     rates = points.read_benches(args.paths, console.print)
     paths = args.paths + find_studies(args.paths)
     audited: list[Audited] = []

@@ -19,6 +19,7 @@ from common.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.evidence.intervals import ALPHA
 from common.evidence.log import Log
 from common.evidence.recipes import all_differences
+from common.evidence.text import line_console
 from common.machine import system
 from common.measure import device_run
 from common.measure.figures import read_figures
@@ -240,7 +241,7 @@ class Command:
 
 def compare(args: argparse.Namespace) -> tuple[int, Path | None]:
     """Compare two configurations; returns the exit code, and the path of the figures where there are some."""
-    command = Command(args, Console(highlight=False, markup=False, soft_wrap=True))
+    command = Command(args, line_console())
     configs = command.configs  # raises before anything is made
     if args.dry_run:
         cells.check_builds(dict(zip((args.a, args.b), configs, strict=True)))

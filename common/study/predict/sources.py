@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
-from rich.console import Console
 
 from common import yaml_file
 from common.arguments import positive_number
@@ -22,6 +21,7 @@ from common.evidence.compare.reported import find_published
 from common.evidence.log import Log, read_log
 from common.evidence.paths import find_logs
 from common.evidence.recipes import flat
+from common.evidence.text import line_console
 from common.machine import system
 from common.measure.device_run import load_for_ranks
 from common.measure.figures import keep, read_figures
@@ -339,7 +339,7 @@ def measure_rates(args: argparse.Namespace, config: RunConfig) -> Rates:
     """Profile the configuration on one device of this machine; keep the figures as `ttt inspect profile`."""
     from common.measure.profiling.profile import profile
 
-    console = Console(stderr=args.json, highlight=False, markup=False, soft_wrap=True)
+    console = line_console(stderr=args.json)
     load = partial(
         load_for_ranks,
         args.benchmark,
