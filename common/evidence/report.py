@@ -145,10 +145,8 @@ def _disturbance(entry: Score) -> str:
 
 def _answer(entry: Score, baseline: Score | None, scores: Sequence[Score], speedup: Speedup | None) -> str:
     name = entry.configuration
-    if entry.mixture:
-        return f"{name} has no score: more than one recipe: {entry.mixture}."
     if not entry.minutes:
-        return f"{name} has no score: {entry.num_converged} of {len(entry.runs)} runs reached the target."
+        return f"{name} has no score: {entry.why_none}."
     if baseline is None or baseline is entry or speedup is None:
         return _answer_alone(entry, duration(entry.minutes, " minutes"), baseline, scores)
     num_runs = [len(score.converged) for score in (entry, baseline)]

@@ -20,7 +20,7 @@ from common.evidence.compare.factors import Factors, TimeSplit, evaluation_minut
 from common.evidence.disturbance import disturbed_runs
 from common.evidence.intervals import Interval
 from common.evidence.log import NUM_RUNS, Log, RunSet
-from common.evidence.records import finite, printable
+from common.evidence.records import counted, finite, printable
 
 BASELINE = "baseline"  # the configuration that speed-ups are measured against
 COLOURED_FIRST = (BASELINE, "optimized", "closed")  # have the same colours in all pictures
@@ -96,6 +96,14 @@ class Score:
     @property
     def minutes(self) -> float | None:
         return None if self.mixture else olympic_mean([run.minutes for run in self.counting])
+
+    @property
+    def why_none(self) -> str:
+        """Why the set has no score; '' if it has one."""
+        if self.mixture:
+            return f"more than one recipe: {self.mixture}"
+        reached = f"{self.num_converged} of {counted(len(self.runs), 'run')} reached the target"
+        return "" if self.minutes else reached
 
     @property
     def scaled_minutes(self) -> float | None:

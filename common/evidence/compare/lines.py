@@ -17,7 +17,6 @@ from common.evidence.compare.reproduce import (
     Part,
     Reproduction,
 )
-from common.evidence.records import counted
 from common.evidence.score import score_json
 from common.evidence.text import TWO_DIGITS, between, number, percent
 
@@ -123,9 +122,7 @@ def conclusion(comparison: Reproduction) -> str:
     if comparison.is_reproduced:
         verdict, text = "REPRODUCED", "throughput and samples to target"
     elif not comparison.score.minutes:
-        score = comparison.score
-        reached = f"{score.num_converged} of {counted(len(score.runs), 'run')} reached the target"
-        text = f"no score ({'more than one recipe' if score.mixture else reached})"
+        text = f"no score ({comparison.score.why_none})"
     place = ""
     if theirs and comparison.has_other_devices:
         place = f"on other hardware ({comparison.devices} here, {theirs.accelerators} published): "
