@@ -72,7 +72,9 @@ class SelectiveBackprop(Method):
         end: Fraction = Field(
             default=0.9, description="the part of the training after which all samples count again"
         )
-        keep: float = Field(default=0.5, gt=0, lt=1, description="the part of the samples that is trained on")
+        keep: float = Field(
+            default=0.5, ge=0.01, lt=1, description="the part of the samples that is trained on"
+        )
         whole_every: int = Field(
             default=2, ge=0, description="one step in so many trains on all samples; 0: none"
         )

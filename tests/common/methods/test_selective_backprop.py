@@ -49,6 +49,11 @@ def test_samples_are_drawn_by_the_rank_of_their_loss_without_repetition():
     torch.testing.assert_close(counts.double() / 3000, expected, atol=0.03, rtol=0)
 
 
+def test_the_least_part_that_may_be_kept_can_be_drawn_from_a_small_batch():
+    least = SelectiveBackprop.Config.model_json_schema()["properties"]["keep"]["minimum"]
+    assert all(len(select_samples(torch.rand(size), least)) == 1 for size in (1, 2, 3, 32))
+
+
 def test_losses_are_those_of_each_sample_and_leave_the_model_as_it_was():
     _, model, batch = built()
     model.layer.eval()
